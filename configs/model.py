@@ -79,6 +79,3 @@ class Export(Table):
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="data type of the written weights; default: model.dtype"
     )
-    shard_gib: float = Field(
-        4.0, gt=0, description="maximum size of a weight file in GiB; larger models are sharded"
-    )

@@ -5,12 +5,16 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 from configs.settings import INDEX, Setting, setting_parts, settings, settings_by_path, tables
 from configs.toml_text import show_value
 
 _TYPO_RATIO = 0.9
 """Similarity above which a key of the same name is the only suggestion."""
+_BOOLEANS = {"true": "true", "yes": "true", "1": "true"} | dict.fromkeys(
+    ("false", "no", "0"), "false"
+)
 FROM_TRL = {
     "train_dataset": "data.train",
     "eval_dataset": "data.validation",
@@ -89,6 +93,11 @@ NO_KEY = {
 def nearest_value(setting: Setting, value: object) -> str | None:
     """The valid value nearest to `value` as TOML, or in words; None if none is near."""
     node = setting.node
+    if setting.type == "boolean":
+        return _BOOLEANS.get(str(value).lower())
+    if setting.type in {"integer", "number"} and isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value)  # in quotes
     choices = node.get("enum", [node["const"]] if "const" in node else [])
     if value == "ppo" and "grpo" in choices:
         return show_value("grpo")
@@ -104,7 +113,7 @@ def nearest_value(setting: Setting, value: object) -> str | None:
     near = min(max(value, node.get("minimum", -math.inf)), node.get("maximum", math.inf))
     if setting.type == "integer":
         return show_value(round(near))
-    return show_value(float(near)) if setting.type == "number" and near != value else None
+    return show_value(float(near)) if setting.type == "number" else None
 
 
 def nearest_keys(path: Sequence[str | int]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -26,7 +25,9 @@ TPU_LEASES = (1, 4, 8)
 """Numbers of contiguous TPU chips of a host that a process can lease; libtpu has no topology bounds
 for two."""
 _HOST = TPU_LEASES[-1]
-_HEAD_TOKENS = 2048  # at most vocabulary x 2048 logits may exist on a device
+HEAD_TOKENS, HEAD_VOCAB = 2048, 8192
+"""Positions and entries of the vocabulary per device whose logits exist at the same time. The top k
+and sampling without truncation have blocks of their own."""
 
 
 class Plan(Table):
@@ -174,19 +175,6 @@ class Plan(Table):
         "each row; default: the maximum, or with shared prompts up to 2048 for a whole group",
         json_schema_extra=ALTERS | OF_LEARNER,
     )
-    head_tokens: int = Field(
-        2048,
-        ge=1,
-        le=_HEAD_TOKENS,
-        description="positions per device whose logits exist at the same time; the top-k "
-        "computation has its own block size",
-    )
-    head_vocab: int = Field(
-        8192,
-        ge=1,
-        description="vocabulary entries per device whose logits exist at the same time; sampling "
-        "without truncation has its own blocks, a 32nd of a large vocabulary",
-    )
     remat: Literal["none", "dots", "full", "offload"] = Field(
         "full",
         description="rematerialization: what the backward pass recomputes. none: nothing; dots: "
@@ -270,8 +258,9 @@ class Plan(Table):
         for key, devices, what, ways in checks:
             problem = f"must be a multiple of {what} = {ways}"
             if devices % ways == 0:
-                problem = f"must be 1, 4 or 8 TPU chips of a host, or whole hosts of {_HOST}"
-                if self.platform != "tpu" or _is_leasable(devices):
+                problem = "must be 1, 4 or 8 TPU chips of a host"
+                of_several = self.searches_placement and devices > _HOST
+                if self.platform != "tpu" or devices in TPU_LEASES or of_several:
                     continue
             nearest = self._nearest_devices(devices, ways)
             yield key, f"{problem}; nearest valid: {nearest}"
@@ -280,12 +269,10 @@ class Plan(Table):
         """The valid device counts next to `devices` that are multiples of `ways`, in words."""
         if self.platform != "tpu":
             return nearest_multiples(devices, ways)
-        hosts = math.lcm(_HOST, ways)
-        whole = devices // hosts * hosts
-        valid = {size for size in (*TPU_LEASES, whole, whole + hosts) if size % ways == 0} - {0}
-        below = max((size for size in valid if size < devices), default=None)
-        above = min(size for size in valid if size > devices)
-        return f"{above}" if below is None else f"{below} or {above}"
+        valid = [size for size in TPU_LEASES if size % ways == 0] or [_HOST]
+        below = [size for size in valid if size < devices][-1:]
+        above = [size for size in valid if size > devices][:1]
+        return " or ".join(map(str, below + above))
 
     @property
     def searches_placement(self) -> bool:
@@ -352,8 +339,3 @@ class Plan(Table):
     def learner_shards(self) -> int:
         """Data-parallel size of the learner: the number of shards of a micro-batch's rows."""
         return max(1, self.learner_devices // self.tp)
-
-
-def _is_leasable(chips: int) -> bool:
-    """Whether a process can lease this many TPU chips; several hosts can be planned, not run."""
-    return chips in TPU_LEASES or (chips > _HOST and chips % _HOST == 0)

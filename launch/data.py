@@ -1,13 +1,12 @@
 """Shows the data that a run will read: rows, exact tokens, lengths, dropped rows, duplicates.
 
-    python -m launch.data CONFIG.toml [--show N] [--table.key VALUE ...]
+    python -m launch.data CONFIG.toml [--table.key VALUE ...]
 
 Needs the tokenizer only: no weights, no devices, no JAX.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,11 +15,10 @@ from configs.cli import parse
 from configs.load import load_config
 from configs.schema import Config
 from launch.exits import exit_status, print_lines
-from launch.flags import command_flags
 
 DESCRIPTION = """\
-Show what the model will see: tokens of the first prompts, lengths, dropped rows with the reason,
-duplicates, overlaps between splits. CONFIG.toml may also be a run folder.
+Show what the model will see: tokens of the first prompt of each split, lengths, dropped rows with
+the reason, duplicates, overlaps between splits. CONFIG.toml may also be a run folder.
 Exit status: 0 done, 2 a mistake in the request or data that a run refuses, 130 after Ctrl-C."""
 
 
@@ -29,28 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_status(lambda: _show(argv))
 
 
-def _flags() -> argparse.ArgumentParser:
-    flags = command_flags()
-    flags.add_argument(
-        "--show",
-        metavar="N",
-        type=int,
-        default=1,
-        help="show the tokens of the first N prompts of each split (default: 1)",
-    )
-    return flags
-
-
 def _show(argv: Sequence[str] | None) -> int:
     prog = "python -m launch.data"
-    command = parse(argv, prog=prog, description=DESCRIPTION, flags=_flags())
+    command = parse(argv, prog=prog, description=DESCRIPTION)
     config = load_config(command.path, command.overrides)
     width = shutil.get_terminal_size(fallback=(100, 24)).columns
-    print_lines(_lines(config, show=command.flags.show, width=width))
+    print_lines(_lines(config, width=width))
     return 0
 
 
-def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
+def _lines(config: Config, *, width: int) -> Iterator[str]:
     """Yields the report line by line, up to the first mistake.
 
     Raises:
@@ -70,7 +56,7 @@ def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
         update={"data": config.data.model_copy(update={"malformed": "skip"})}
     )
     maker = PromptMaker(config.prompt, open_tokenizer(config.model))
-    inspector = Inspector(config.rollout, maker.tokenizer, show=show, width=width)
+    inspector = Inspector(config.rollout, maker.tokenizer, width=width)
     splits = load_splits(lenient, maker)
     yield from inspector.splits(splits)
     data = make_disjoint(splits, config=lenient, maker=maker)

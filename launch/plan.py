@@ -43,14 +43,8 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--topology",
         metavar="NAME",
-        help="plan for chips other than the configuration's: v5e-1 to v5e-256, v5p-8 to v5p-128, "
-        f"v6e-1 to v6e-256, {', '.join(GPU_NAMES)} (and h100x8), cpu",
-    )
-    flags.add_argument(
-        "--completion-tokens",
-        metavar="N",
-        type=float,
-        help="mean tokens of a completion, if known (default: 0.35 of the longest)",
+        help="plan for chips other than the configuration's: v5e-1 to v5e-256, "
+        f"{', '.join(GPU_NAMES)} (and h100x8), cpu",
     )
     flags.add_argument(
         "--verify",
@@ -108,7 +102,6 @@ def _plan(config: Config, flags: argparse.Namespace) -> Planned:
     from pipeline.data.models.find_shape import shape_of
     from pipeline.plan.cost_model.hardware import topology_of
     from pipeline.plan.forecast import forecast
-    from pipeline.plan.lengths import Lengths
     from pipeline.plan.plan_report import Planned
     from pipeline.plan.search.fitting import PlanCase, choose_placement
     from pipeline.plan.search.suggestions import suggestions
@@ -121,8 +114,7 @@ def _plan(config: Config, flags: argparse.Namespace) -> Planned:
             f"command line: --verify: programs can be compiled for v5e-1, v5e-4 and v5e-8, not "
             f"for {topology.name}; omit --verify"
         )
-    lengths = Lengths.expected(config, flags.completion_tokens)
-    case = PlanCase(config, shape_of(config), topology, lengths)
+    case = PlanCase(config, shape_of(config), topology)
     choice = choose_placement(case)
     verified, why = None, None
     if flags.verify:
@@ -130,7 +122,7 @@ def _plan(config: Config, flags: argparse.Namespace) -> Planned:
         from pipeline.plan.verify import verify
 
         try:
-            verified = verify(case, choice.chosen, others=choice.others, say=_say)
+            verified = verify(case, choice.chosen, say=_say)
         except NoCompiler as absent:
             why = f"{absent}; all figures are estimated"
     plan = choice.chosen if verified is None else verified.plan

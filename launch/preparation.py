@@ -34,7 +34,6 @@ from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.data.text.tokenizer_files import open_tokenizer
 from pipeline.deadline import least_run_s, show_duration
 from pipeline.evaluate.metric import check_references, with_metric
-from pipeline.plan.cost_model.hardware import refuse_plan_only
 from pipeline.plan.search.fitting import with_chosen_placement
 from pipeline.plan.search.suggestions import settings_text
 from pipeline.run import tracking
@@ -147,7 +146,6 @@ def prepare(
     found = found or MistakeCollector()
     folder, more, base = found.attempt(RunFolder.of, config), None, None
     chosen = found.attempt(tracking.choose_mode, config)
-    found.attempt(refuse_plan_only, config)
     found.attempt(check_devices, config)
     if folder is not None:
         found.attempt(folder.check_writable)

@@ -21,11 +21,12 @@ def is_well_formed(completion: str, *, stop_reason: str, tags: Tags) -> bool:
 
     White space around the parts is allowed. Both parts must be non-empty and contain no tag, and
     the completion must have ended with a stop token or a stop string. Without answer tags
-    (`prompt.answer`) it must have ended so, with an answer that is not empty. Used by rewards and
-    evaluation.
+    (`prompt.answer`) it must have ended so, with an answer that is not empty; of a first line only
+    the line must have ended. Used by rewards and evaluation.
     """
     if stop_reason == "length":
-        return False
+        begun = completion.removeprefix(tags.prefix).lstrip()
+        return tags.answer == "first_line" and "\n" in begun
     if tags.answer != "tags":
         return bool(find_answer(completion, tags=tags))
     any_tag = "|".join(map(re.escape, tags.pairs))

@@ -84,7 +84,6 @@ _CONFIG: dict[str, dict[str, Any]] = {
         "slots": 4,
         "slot_buckets": (),  # one program; compaction has its own tests
         "segment_steps": 4,
-        "head_tokens": 32,
     },
     "budget": {"steps": 20},
 }

@@ -29,20 +29,18 @@ class Inspector:
     Attributes:
         rollout: has the length limits.
         tokenizer: the model's tokenizer.
-        show: number of prompts of each split to show token by token.
         width: width of the terminal in characters.
     """
 
     rollout: Rollout
     tokenizer: Tokenizer
     _: KW_ONLY
-    show: int
     width: int
 
     def splits(self, splits: Mapping[str, LoadedSplit]) -> Iterator[str]:
         """First prompts, lengths, duplicates and overlaps, before overlaps are excluded."""
         for name, split in splits.items():
-            for prompt in split.prompts[: self.show]:
+            for prompt in split.prompts[:1]:
                 yield from prompt_lines(name, prompt, tokenizer=self.tokenizer, width=self.width)
                 yield ""
         for name, split in splits.items():
@@ -60,7 +58,7 @@ class Inspector:
 
     def demonstrations(self, loaded: LoadedDemonstrations) -> Iterator[str]:
         """First demonstrations, and lengths."""
-        for one in loaded.demonstrations[: self.show]:
+        for one in loaded.demonstrations[:1]:
             yield f"sft, demonstration {one.id}: {len(one)} tokens"
             for what, tokens in (
                 ("prompt", one.prompt_tokens),

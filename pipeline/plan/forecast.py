@@ -38,8 +38,6 @@ from pipeline.plan.topology import GIB
 Scenario = Literal["low", "expected", "high"]
 """An end of every time's range."""
 SCENARIOS: tuple[Scenario, ...] = ("low", "expected", "high")
-Caches = Literal["cold", "warm"]
-"""Whether weights and compiled programs are in the caches of the host."""
 Times = Mapping[str, Seconds]
 """Times of a run's activities by name, each once."""
 
@@ -54,8 +52,6 @@ DOWNLOAD_BYTES_PER_S = 1e8
 """Assumed rate of downloading weights from a hub."""
 _PUBLISHED_BYTES = 2
 """Bytes of a parameter in published weights."""
-_CACHED_SHARE = 0.18
-"""Share of compiling that remains with cached programs; measured on the demo's model only."""
 _EXPORT_FLOOR_S, _CHECKPOINT_FLOOR_S = 5.0, 0.5
 _STEPS_MEASURED = 3
 """Measuring sizes takes about as long as this many steps, if there is time."""
@@ -88,9 +84,10 @@ class Forecast:
     """Forecast of a run.
 
     Attributes:
-        outcomes: the run in each scenario, with cold caches.
+        outcomes: the run in each scenario, with cold caches: neither weights nor compiled programs
+            are on the host.
         first_step_s: seconds by activity up to the end of the first optimizer step, in each
-            scenario, by the state of the caches.
+            scenario.
         download_gib: weights to download from a hub; 0: they are in a folder.
         time_given_s: the budget in seconds; None: the budget is a number of steps.
         grpo_steps: expected GRPO steps.
@@ -103,7 +100,7 @@ class Forecast:
     """
 
     outcomes: Mapping[Scenario, Outcome]
-    first_step_s: Mapping[Caches, Mapping[Scenario, Mapping[str, float]]]
+    first_step_s: Mapping[Scenario, Mapping[str, float]]
     download_gib: float
     time_given_s: float | None
     grpo_steps: int
@@ -122,9 +119,6 @@ def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
     rows = {name: _rows(source, config.data.train) for name, source in _tests(config).items()}
     counts = {name: ROWS if count is None else count for name, count in rows.items()}
     times = _run_times(case, plan, counts, compiling=compiling)
-    # An earlier run of the same sizes has filled the caches of the host.
-    warm = {"download": times["download"] * 0.0, "compile": compiling * _CACHED_SHARE}
-    by_caches: dict[Caches, Times] = {"cold": times, "warm": {**times, **warm}}
     given_s = time_given_s(config)
     outcomes = {end: _outcome(config, _at(times, end), time_s=given_s) for end in SCENARIOS}
     expected = outcomes["expected"]
@@ -134,11 +128,8 @@ def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
     return Forecast(
         outcomes=outcomes,
         first_step_s={
-            caches: {
-                end: _first_step_s(config, _at(found, end), timed=given_s is not None)
-                for end in SCENARIOS
-            }
-            for caches, found in by_caches.items()
+            end: _first_step_s(config, _at(times, end), timed=given_s is not None)
+            for end in SCENARIOS
         },
         download_gib=_download_bytes(case) / GIB,
         time_given_s=given_s,

@@ -25,18 +25,6 @@ class Lengths:
         return self.prompt + self.completion
 
     @staticmethod
-    def expected(config: Config, completion: float | None = None) -> Lengths:
-        """The assumed lengths; `completion` replaces the assumption for completions.
-
-        Raises:
-            ValueError: if no completion can have that mean length.
-        """
-        rollout = config.rollout
-        if completion is None:
-            completion = rollout.expected_completion
-        elif not 1 <= completion <= rollout.max_new_tokens:
-            raise ValueError(
-                f"command line: --completion-tokens {completion:g}: must be from 1 to "
-                f"rollout.max_new_tokens = {rollout.max_new_tokens}"
-            )
-        return Lengths(rollout.expected_prompt, completion)
+    def expected(config: Config) -> Lengths:
+        """The assumed lengths."""
+        return Lengths(config.rollout.expected_prompt, config.rollout.expected_completion)

@@ -17,7 +17,6 @@ from pipeline.data.models.model_shape import LOADING_COPIES
 from pipeline.plan.cost_model.hardware import has_own_topology, topology_of
 from pipeline.plan.cost_model.memory import PARTS
 from pipeline.plan.forecast import DOWNLOAD_BYTES_PER_S, SCENARIOS, Forecast
-from pipeline.plan.lengths import Lengths
 from pipeline.plan.search.fitting import (
     PlacementChoice,
     PlanCase,
@@ -98,7 +97,7 @@ def plan_report(found: Planned) -> tuple[Figures, list[str]]:
         "budget": _budget(found) if found.plan.fits else None,
         "changes": [_change(one, found) for one in found.changes],
     }
-    by_settings = any(one.settings.keys() - {"plan.hbm_gib"} for one in found.changes)
+    by_settings = any(one.settings for one in found.changes)
     text = _TEXT.get_template("plan.txt").render(
         **figures,
         loading_copies=LOADING_COPIES,
@@ -121,7 +120,6 @@ def _topology(found: Planned) -> Figures:
         "hbm_gib": chip.hbm_gib,
         "speeds": chip.speeds,
         "published_speeds": chip.published.speeds,
-        "plan_only": topology.why_not_trained(found.plan.config.plan),
     }
 
 
@@ -151,14 +149,13 @@ def _chosen(found: Planned) -> Figures:
 
 
 def _is_of_the_run(found: Planned) -> bool:
-    """Whether a run takes this plan by itself: its own chips and lengths, and no compiler."""
+    """Whether a run takes this plan by itself: its own chips, and no compiler."""
     case, config = found.case, found.case.config
     return (
         config.plan.placement == "auto"
         and is_memory_known(config)
         and has_own_topology(config, case.topology)
         and case.topology.chip.name == topology_of(config, None).chip.name
-        and case.lengths == Lengths.expected(config)
         and found.plan.config.plan == found.estimated.config.plan
     )
 
@@ -263,6 +260,7 @@ def _verified(found: Planned) -> Figures:
 
 def _budget(found: Planned) -> Figures:
     forecast, outcomes = found.forecast, found.forecast.outcomes
+    first = forecast.first_step_s
     return {
         **{key: value for key, value in asdict(forecast).items() if key != "first_step_s"},
         "steps_given": found.case.config.budget.steps,
@@ -272,14 +270,10 @@ def _budget(found: Planned) -> Figures:
         "wall_s": _ranged([outcomes[end].wall_s for end in SCENARIOS]),
         "chip_hour_usd": found.case.topology.chip.chip_hour_usd,
         "first_step": {
-            caches: {
-                "seconds": _ranged([sum(parts[end].values()) for end in SCENARIOS]),
-                "parts": {
-                    name: _ranged([parts[end][name] for end in SCENARIOS])
-                    for name in parts["expected"]
-                },
-            }
-            for caches, parts in forecast.first_step_s.items()
+            "seconds": _ranged([sum(first[end].values()) for end in SCENARIOS]),
+            "parts": {
+                name: _ranged([first[end][name] for end in SCENARIOS]) for name in first["expected"]
+            },
         },
         "download_bytes_per_s": DOWNLOAD_BYTES_PER_S,
     }

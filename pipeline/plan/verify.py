@@ -2,14 +2,13 @@
 
     plan -> [compiler] -> fits: done
                           does not fit: the next smaller sizes that should fit, by the compiled ones
-                          none should: the next placement
 
 The figures of compiled programs replace the estimates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from configs.schema import Config
@@ -66,18 +65,14 @@ class Verified:
     compile_s: float
 
 
-def verify(
-    case: PlanCase, plan: SizedPlan, *, others: Sequence[SizedPlan] = (), say: Say
-) -> Verified:
+def verify(case: PlanCase, plan: SizedPlan, *, say: Say) -> Verified:
     """Compiles a plan's largest programs and returns the plan that results.
 
-    A plan whose sizes are given stays as it is. If any other cannot be made to fit, the first
-    of `others` replaces it.
+    A plan whose sizes are given stays as it is.
 
     Args:
         case: the planner's input, for a topology that the compiler supports.
         plan: the plan to verify.
-        others: plans of other placements that should fit, the best first.
         say: receives lines of progress.
 
     Raises:
@@ -94,7 +89,6 @@ def verify(
         return programs
 
     programs = check(plan)
-    left, learned = list(others), case
     is_given = plan.configured and not case.config.plan.planned_sizes
     while not _all_fit(programs) and not is_given:
         searched += [
@@ -102,17 +96,13 @@ def verify(
             for name, one in programs.items()
             if not one.report.fits
         ]
-        learned = _with_compiled_memory(learned, plan, programs)
-        following = plan_again(learned, plan)
-        if following.fits:
-            following = replace(following, config=validated(following.config))
-        else:
+        case = _with_compiled_memory(case, plan, programs)
+        smaller = plan_again(case, plan)
+        if not smaller.fits:
             searched.append("no smaller sizes are expected to fit")
-            if not left:
-                break
-            following, learned = left.pop(0), case
-            searched.append(f"next placement: {following.name}")
-        plan, programs = following, check(following)
+            break
+        plan = replace(smaller, config=validated(smaller.config))
+        programs = check(plan)
     step = with_compiled_times(plan.step, programs)
     return Verified(
         replace(plan, step=step, fits=_all_fit(programs)),

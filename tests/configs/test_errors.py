@@ -34,8 +34,8 @@ KEYS = (
         ("rollout.top_p", "7", "= 7: must be a number, above 0 and at most 1; nearest valid: 1.0"),
         ("run.seed", "-4", ("= -4: must be an integer, at least 0 and at most 4294967295; "
                            "nearest valid: 0")),
-        ("plan.head_tokens", "1e4", ("= 10000.0: must be an integer, at least 1 and at most 2048; "
-                                    "nearest valid: 2048")),
+        ("lora.rank", "1e5", ("= 100000.0: must be an integer, at least 1 and at most 16384; "
+                              "nearest valid: 16384")),
         (
             "learner.lr",
             "fast",
@@ -46,7 +46,9 @@ KEYS = (
             "nan",
             "= nan: must be a finite number, above 0 and at most 10; default: 5e-05",
         ),
-        ("rewards.shuffle", "yes", '= "yes": must be true or false; default: false'),
+        ("rewards.shuffle", "yes", '= "yes": must be true or false; nearest valid: true'),
+        ("run.seed", '"8"', ('= "8": must be an integer, at least 0 and at most 4294967295; '
+                             "nearest valid: 8")),
         (
             "learner.schedule",
             "cosinus",

@@ -121,14 +121,6 @@ def test_a_path_of_an_unknown_user_is_a_mistake_of_its_setting(write: Write) -> 
     )
 
 
-def test_the_json_form_is_the_same_configuration(small: Path) -> None:
-    config = load_config(small)
-    text = config_to_json(config)
-    assert Config.model_validate(json.loads(text)) == config
-    assert json.loads(text)["learner"]["schedule"] == "constant"
-    assert text.endswith("}\n")
-
-
 def test_a_missing_file_is_reported_with_the_presets(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,20 +183,6 @@ def test_promise_8_six_mistakes_at_once(write: Write) -> None:
         (
             f'{path}: plan.platform = "cpus": must be one of "auto", "cpu", "tpu", "gpu"; nearest '
             'valid: "cpu"'
-        ),
-    )
-
-
-def test_mistakes_between_tables_are_reported_beside_mistakes_in_others(small: Path) -> None:
-    lines = mistakes(small, ("plan.prompt_buckets", "[8, 16]"), ("lora.alpha", "0"))
-    assert lines == (
-        (
-            "command line: --lora.alpha = 0: must be a number, above 0 and at most 65536; nearest "
-            "valid: just above 0"
-        ),
-        (
-            "command line: --plan.prompt_buckets = [8, 16]: must be ascending and below 16, "
-            "which is always a bucket; nearest valid: [8]"
         ),
     )
 

@@ -35,7 +35,7 @@ HELP = {
     "evaluate": [f"{VERSION}|CONFIG.toml [--table.key VALUE ...]", "lora.start"],
     "export": [f"{VERSION} [--table.key VALUE ...] [options]", "--no-verify"],
     "chat": [f"{VERSION}|CONFIG.toml [--table.key VALUE ...] [options]", "--question"],
-    "data": ["CONFIG.toml [--table.key VALUE ...]", "--show"],
+    "data": ["CONFIG.toml [--table.key VALUE ...]", "--help"],
     "report": ["RUN_DIR [RUN_DIR ...]", "--out FILE"],
     "runs": ["[RUNS_FOLDER | RUN_DIR]", "--json FILE"],
     "reward": ["CONFIG.toml [--table.key VALUE ...]", "--cases FILE", "--rollouts RUN_DIR"],

@@ -28,11 +28,10 @@ def test_everything_is_shown_and_nothing_written(
     folder = request_file.parent
     write_rows(folder / "train.jsonl", [*rows(0, 6), rows(1, 1)[0], *rows(102, 2)])
     before = everything_below(folder)
-    out, err = shown(capsys, str(request_file), "--show", "2")
+    out, err = shown(capsys, str(request_file))
     assert err == ""
     assert "train, prompt 1: " in out
-    assert "train, prompt 2: " in out
-    assert "train, prompt 3: " not in out
+    assert "train, prompt 2: " not in out
     assert "  question: 'tom has 100 apples.'" in out
     assert "=<start_of_turn> " in out
     assert "test, tokens of the prompts: 4 of " in out

@@ -56,9 +56,8 @@ def test_every_preset_is_planned(
 
 
 def test_the_plan_for_another_topology(capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = shown(capsys, ONE_B, "--topology", "v6e-4")
-    assert "plan of gemma3-1b-gsm8k for v6e-4: 4 x TPU v6e of 31.25 GiB" in out
-    assert "plan only: v6e-4 can be planned for, from its published limits" in out
+    out, _ = shown(capsys, ONE_B, "--topology", "v5e-4")
+    assert "plan of gemma3-1b-gsm8k for v5e-4: 4 x TPU v5e of 15.75 GiB" in out
     assert "  settings for it: plan.placement = " in out
     assert "plan.learner_devices = 4" in out
 
@@ -67,8 +66,7 @@ def test_the_plan_for_another_topology(capsys: pytest.CaptureFixture[str]) -> No
     ("argv", "message"),
     [
         (["--topology", "v5e-9"], "--topology v5e-9: unknown; known topologies"),
-        (["--topology", "v6e-8", "--verify"], "--verify: programs can be compiled for v5e-1,"),
-        (["--completion-tokens", "9999"], "--completion-tokens 9999: must be from 1 to"),
+        (["--topology", "v5e-16", "--verify"], "--verify: programs can be compiled for v5e-1,"),
         (
             ["--model.path", "hf://a/b"],
             "model.path: hf://a/b: only Gemma 2, 3 and 4 can be trained",
@@ -96,7 +94,6 @@ def test_the_shortage_and_what_would_fit_are_reported(
     assert "  DOES NOT FIT: the base alone takes ~7.23 GiB of the 5.70 that may be used\n" in out
     assert re.search(r'^model.quantization = "nf4"  .*  settings$', out, re.MULTILINE)
     assert re.search(r"^--topology v5e-4 \(.*  hardware$", out, re.MULTILINE)
-    assert re.search(r"^plan\.hbm_gib = [\d.]+  .*  settings$", out, re.MULTILINE)
 
 
 def test_what_does_not_fit_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +106,7 @@ def test_what_does_not_fit_exits_with_1(capsys: pytest.CaptureFixture[str]) -> N
     assert "TOO SMALL" in out
 
 
-def test_train_refuses_plan_only_topologies(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_on_several_hosts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     many = ["--plan.learner_devices=16", "--plan.placement=colocated"]
     assert train.main([ONE_B, *many, "--dry-run"]) == 2
-    assert "a process of 16 chips spans 2 hosts of v5e-16" in capsys.readouterr().err
+    assert "must be 1, 4 or 8 TPU chips of a host; nearest valid: 8" in capsys.readouterr().err

@@ -168,7 +168,7 @@ KINDS: dict[str, tuple[Damage, list[tuple[Command, list[str]]]]] = {
     ),
     "data rows": (
         damage_rows,
-        [(data.main, ["--show", "2"]), (data.main, ["--data.malformed", "skip"])],
+        [(data.main, []), (data.main, ["--data.malformed", "skip"])],
     ),
     "model folders": (damage_model, [(plan.main, []), (_evaluate, [])]),
 }

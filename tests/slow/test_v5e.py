@@ -140,7 +140,7 @@ from tests.pipeline.compute.model.test_quantize import GEMMA3_1B
 shape = architecture(tiny.hf_config(**GEMMA3_1B), dtype=jnp.dtype("bfloat16"))
 config = tiny.make_config(
     lora={"rank": 32, "alpha": 64.0},
-    plan={"micro_batch_tokens": 8 * 1024, "head_tokens": 1024},
+    plan={"micro_batch_tokens": 8 * 1024},
     rollout={"max_prompt_tokens": 256, "max_new_tokens": 768},
 )
 for kind in ("none", "int8", "nf4"):

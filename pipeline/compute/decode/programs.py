@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from configs.plan import HEAD_TOKENS, HEAD_VOCAB
 from configs.schema import Config
 from pipeline.compute.builds import BuildLog
 from pipeline.compute.decode.cache import (
@@ -255,13 +256,13 @@ class DecodePrograms:
         sampling: SamplingParams,
     ) -> DecodeState:
         """Appends one token to every rollout that has not ended."""
-        rollout, plan = self.config.rollout, self.config.plan
+        rollout = self.config.rollout
         embedding, softcap = (
             self.policy.embedding(base),
             self.policy.architecture.shape.final_softcap,
         )
         keys = keys_at(state.keys, state.count)
-        head = Head(softcap, 1.0, plan.head_tokens, plan.head_vocab, self.policy.mesh)
+        head = Head(softcap, 1.0, HEAD_TOKENS, HEAD_VOCAB, self.policy.mesh)
         sampled, logprobs, processed = sample(
             hidden,
             embedding,

@@ -29,12 +29,13 @@ from pipeline.data.text.exported import (
     write_unigram_json,
 )
 from pipeline.data.text.tokenizer import Tokenizer
-from pipeline.plan.topology import GIB
 from pipeline.run.record_files import replace_folder, unwritten
 from pipeline.types import Completion, ExportReport
 
 ADAPTER = "adapter"
 """Folder of the PEFT adapter inside an export."""
+SHARD_BYTES = 2**32
+"""Maximum size of a file of weights."""
 BOUND = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
 """Mean log-prob difference between policy and export, by the coarser of their dtypes. In bfloat16 a
 single improbable token of Gemma 3 270m differs by 0.6 through rounding alone."""
@@ -206,7 +207,7 @@ class Exporter:
                     parameters,
                     shapes={name: spec.shape for name, spec in self.policy.plain_shapes.items()},
                     dtype=self.dtype,
-                    shard_bytes=int(self.config.export.shard_gib * GIB),
+                    shard_bytes=SHARD_BYTES,
                     within=within,
                 )
             else:

@@ -19,6 +19,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
+from configs.plan import HEAD_TOKENS, HEAD_VOCAB
 from configs.schema import Config
 from pipeline.compute.builds import BuildLog
 from pipeline.compute.learner.batches import DeviceBatch, Inputs, TopKLogprobs
@@ -197,8 +198,8 @@ class LearnerPrograms:
         )
 
     def _head(self, temperature: float) -> Head:
-        softcap, plan = self.policy.architecture.shape.final_softcap, self.config.plan
-        return Head(softcap, temperature, plan.head_tokens, plan.head_vocab, self.policy.mesh)
+        softcap = self.policy.architecture.shape.final_softcap
+        return Head(softcap, temperature, HEAD_TOKENS, HEAD_VOCAB, self.policy.mesh)
 
     def expected_blocks(self, kind: str, rows: int) -> float:
         """Expected trip count of the head's loop over learned positions, at the assumed lengths.

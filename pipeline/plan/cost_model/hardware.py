@@ -86,26 +86,10 @@ class Topology:
         """Number of chips of a machine."""
         return self.chips // self.hosts
 
-    def why_not_trained(self, plan: Plan) -> str | None:
-        """Why a run of this plan cannot use it; None: it can."""
-        if self.chip.platform == "tpu" and self.chip.name != _V5E.name:
-            return f"{self.name} can be planned for, from its published limits, but not trained on"
-        devices = largest_process(plan)
-        if devices > self.chips_per_host:
-            return (
-                f"a process of {devices} chips spans {-(-devices // self.chips_per_host)} hosts of "
-                f"{self.name}: it can be planned for, with data parallelism over the hosts, but "
-                "not trained, which comes later; until then a process has at most the "
-                f"{self.chips_per_host} chips of a host"
-            )
-        return None
 
-
-# HBM: 16 GB less the runtime's share; https://cloud.google.com/tpu/docs/v5e, v5p, v6e. On-demand
-# list prices of us-central1 and us-east5 in 2025.
+# HBM: 16 GB less the runtime's share; https://cloud.google.com/tpu/docs/v5e. The price is the
+# on-demand list price of us-central1 in 2025.
 _V5E = Chip("TPU v5e", "tpu", HBM_GIB, 197e12, 393e12, 819e9, 200e9, 10e-6, 1.20)
-_V5P = Chip("TPU v5p", "tpu", 95.0, 459e12, 918e12, 2765e9, 600e9, 10e-6, 4.20)
-_V6E = Chip("TPU v6e", "tpu", 31.25, 918e12, 1836e12, 1640e9, 448e9, 10e-6, 2.70)
 # By memory, and then by speed. https://www.nvidia.com/en-us/data-center/l4, a100, h100 and h200
 # (SXM), and "NVIDIA Ada GPU Architecture", appendix A. Of products of sparse matrices, which they
 # give, dense ones are half; sums are in float32. A link is one direction of NVLink or PCIe. The
@@ -134,10 +118,6 @@ _CORE_FLOPS, _CORE_BYTES_PER_S = 50e9, 8e9
 def _topologies() -> dict[str, Topology]:
     found = [Topology(f"v5e-{n}", _V5E, n, 1, has_compiler=True) for n in (1, 4, 8)]
     found += [Topology(f"v5e-{n}", _V5E, n, n // 8) for n in (16, 32, 64, 128, 256)]
-    # The number in the name of a v5p topology counts cores; a chip has two.
-    found += [Topology(f"v5p-{2 * n}", _V5P, n, -(-n // 4)) for n in (4, 8, 16, 32, 64)]
-    found += [Topology(f"v6e-{n}", _V6E, n, 1) for n in (1, 4, 8)]
-    found += [Topology(f"v6e-{n}", _V6E, n, n // 4) for n in (16, 32, 64, 128, 256)]
     for name, chip in _GPUS.items():
         found += [Topology(name, chip, 1, 1)]
         found += [Topology(f"{name}x{n}", chip, n, 1) for n in _CARDS_OF_HOST[1:]]
@@ -168,11 +148,6 @@ def device_count(config: Config) -> int:
     if plan.placement != "split":
         return plan.learner_devices
     return plan.learner_devices + plan.num_samplers * plan.devices_per_sampler
-
-
-def largest_process(plan: Plan) -> int:
-    """Number of devices of the process that has the most; each is on one host."""
-    return max(plan.learner_devices, plan.devices_per_sampler)
 
 
 def topology_of(config: Config, name: str | None) -> Topology:
@@ -228,30 +203,11 @@ def chip_speeds(config: Config) -> dict[str, float | str | None] | None:
     return topology_of(config, None).chip.speeds if config.plan.platform == "tpu" else None
 
 
-def refuse_plan_only(config: Config) -> None:
-    """Checks that a run can have the devices that it requests.
-
-    Raises:
-        ValueError: if a process needs more chips than one host has.
-    """
-    plan = config.plan
-    if plan.platform != "tpu" or plan.searches_placement:
-        return
-    topology = topology_of(config, None)
-    why = topology.why_not_trained(plan)
-    if why is not None:
-        is_learner = plan.learner_devices == largest_process(plan)
-        key = "learner_devices" if is_learner else "sampler_devices"
-        nearest = f"nearest valid: {topology.chips_per_host}"
-        raise ValueError(f"plan.{key} = {getattr(plan, key)}: {why}; {nearest}")
-
-
 def _named(name: str) -> Topology:
     if name in TOPOLOGIES:
         return TOPOLOGIES[name]
     close = _closest(name)
-    kinds = "cpu, v5e-1 to v5e-256, v5p-8 to v5p-128, v6e-1 to v6e-256, "
-    kinds += f"{', '.join(_GPUS)} (and h100x8)"
+    kinds = f"cpu, v5e-1 to v5e-256, {', '.join(_GPUS)} (and h100x8)"
     raise ValueError(
         f"command line: --topology {name}: unknown; known topologies: {kinds}; nearest "
         f"valid: {close}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 
+from configs.plan import HEAD_TOKENS, HEAD_VOCAB
 from configs.schema import Config
 from pipeline.data.models.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.plan.program_names import SAMPLER, Devices, devices_of, split_name
@@ -395,9 +396,9 @@ def _shared(arrays: ProcessArrays) -> int:
 
 def _logits(arrays: ProcessArrays, tokens: int) -> int:
     """Bytes of a float32 block of positions and vocabulary."""
-    plan, devices = arrays.config.plan, arrays.devices
-    vocab = min(plan.head_vocab, arrays.shape.vocab // (devices.fsdp * devices.tp))
-    return min(plan.head_tokens, tokens) * vocab * _FLOAT
+    devices = arrays.devices
+    vocab = min(HEAD_VOCAB, arrays.shape.vocab // (devices.fsdp * devices.tp))
+    return min(HEAD_TOKENS, tokens) * vocab * _FLOAT
 
 
 def _top(config: Config) -> int:

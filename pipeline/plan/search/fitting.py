@@ -61,19 +61,17 @@ class PlanCase:
         config: the configuration as given.
         shape: the model.
         topology: the chips.
-        lengths: expected lengths.
         memory_ratio: by phase, the memory reported by the compiler as a multiple of the estimate.
     """
 
     config: Config
     shape: ModelShape
     topology: Topology
-    lengths: Lengths
     memory_ratio: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
     def of(config: Config) -> PlanCase:
-        """The case of a run on the configuration's own devices, with default lengths.
+        """The case of a run on the configuration's own devices.
 
         Raises:
             FileNotFoundError: if the model's folder is missing.
@@ -84,8 +82,12 @@ class PlanCase:
                 'plan.platform = "gpu": the memory of the device is unknown until it is opened; '
                 "set plan.gpu or plan.hbm_gib"
             )
-        lengths = Lengths.expected(config)
-        return PlanCase(config, shape_of(config), topology_of(config, None), lengths)
+        return PlanCase(config, shape_of(config), topology_of(config, None))
+
+    @property
+    def lengths(self) -> Lengths:
+        """The expected lengths."""
+        return Lengths.expected(self.config)
 
     @property
     def limit_bytes(self) -> int:
@@ -160,17 +162,11 @@ class PlacementChoice:
 
     Attributes:
         chosen: the plan.
-        compared: all plans, `chosen` included: those that fit by speed, first those that a run can
-            use, then the others by memory.
+        compared: all plans, `chosen` included: those that fit by speed, then the others by memory.
     """
 
     chosen: SizedPlan
     compared: tuple[SizedPlan, ...]
-
-    @property
-    def others(self) -> tuple[SizedPlan, ...]:
-        """Other plans that fit, the fastest first."""
-        return tuple(plan for plan in self.compared if plan.fits and plan is not self.chosen)
 
 
 def choose_placement(case: PlanCase) -> PlacementChoice:
@@ -205,10 +201,7 @@ def choose_placement(case: PlanCase) -> PlacementChoice:
         raise ValueError(_no_placement(case, refused))
     fitting = sorted(
         (one for one in plans if one.fits),
-        key=lambda one: (
-            case.topology.why_not_trained(one.config.plan) is not None,
-            -one.step.tokens_per_s,
-        ),
+        key=lambda one: -one.step.tokens_per_s,
     )
     others = [one for one in plans if not one.fits]
     ranked = [*fitting, *sorted(others, key=lambda one: case.memory_share(one.memory))]
@@ -231,40 +224,40 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
     """
     if config.plan.placement != "auto":
         return config
-    if not config.plan.searches_placement:
-        return validated(with_plan(config, {"placement": "colocated", **_best_rest(config, saved)}))
-    if saved is not None and saved.rollout.ahead == "one":
+    is_searched = config.plan.searches_placement
+    placed = with_plan(config, {"placement": "colocated"})
+    if is_searched and saved is not None and saved.rollout.ahead == "one":
         config = step_ahead(config)
-    if saved is not None and _devices(saved) == _devices(config):
-        chosen = saved
-    else:
-        choice = choose_placement(PlanCase.of(config))
-        same = (
-            one.config
-            for one in (choice.chosen, *choice.compared)
-            if saved is None or one.config.rollout.ahead == saved.rollout.ahead
-        )
-        chosen = next(same, choice.chosen.config)
+    try:
+        chosen = _chosen(config, saved)
+    except (FileNotFoundError, ValueError):
+        if is_searched:
+            raise
+        # Unknown: the memory of a GPU, or the model's shape before its download.
+        return validated(placed)
+    if is_searched:
+        placed = placed_as(config, chosen)
     given = config.plan.changed(*_CHOSEN_WITH_PLACEMENT)
     own = {key: getattr(chosen.plan, key) for key in _CHOSEN_WITH_PLACEMENT if key not in given}
-    return validated(with_plan(placed_as(config, chosen), own))
+    return validated(with_plan(placed, own))
 
 
-def _best_rest(config: Config, saved: Config | None) -> dict[str, Any]:
-    """The settings that are chosen without a search of the placement, on CPUs and GPUs.
+def _chosen(config: Config, saved: Config | None) -> Config:
+    """The configuration whose placement, segments, prefills and remat a run has.
 
-    Empty if nothing is known to choose them by: the GPU's memory, or the model's shape before its
-    download.
+    Raises:
+        FileNotFoundError: as `with_chosen_placement`.
+        ValueError: as `with_chosen_placement`.
     """
-    given = config.plan.changed(*_CHOSEN_WITH_PLACEMENT)
     if saved is not None and _devices(saved) == _devices(config):
-        chosen = saved
-    else:
-        try:
-            chosen = choose_placement(PlanCase.of(config)).chosen.config
-        except (FileNotFoundError, ValueError):
-            return {}
-    return {key: getattr(chosen.plan, key) for key in _CHOSEN_WITH_PLACEMENT if key not in given}
+        return saved
+    choice = choose_placement(PlanCase.of(config))
+    same = (
+        one.config
+        for one in (choice.chosen, *choice.compared)
+        if saved is None or one.config.rollout.ahead == saved.rollout.ahead
+    )
+    return next(same, choice.chosen.config)
 
 
 def _devices(config: Config) -> tuple[str, int]:

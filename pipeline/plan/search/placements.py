@@ -9,7 +9,7 @@ from typing import Any
 from configs.plan import TPU_LEASES
 from configs.schema import Config
 from pipeline.data.models.model_shape import ModelShape
-from pipeline.plan.cost_model.hardware import Topology, device_count, largest_process
+from pipeline.plan.cost_model.hardware import Topology, device_count
 from pipeline.plan.sizes import with_plan
 
 PLACEMENT_KEYS = (
@@ -118,9 +118,7 @@ def _identity(config: Config) -> tuple[object, ...]:
 
 
 def _holds(topology: Topology, config: Config) -> bool:
-    """Whether the topology has the devices; a process over several hosts uses all of them."""
-    if largest_process(config.plan) > topology.chips_per_host:
-        return device_count(config) == topology.chips
+    """Whether the topology has the devices."""
     return device_count(config) <= topology.chips
 
 
@@ -128,9 +126,8 @@ def _placements(shape: ModelShape, topology: Topology) -> Iterator[Mapping[str, 
     chips, host, platform = topology.chips, topology.chips_per_host, topology.chip.platform
     if platform == "cpu":
         return  # virtual devices share the same cores in every placement
-    for devices in dict.fromkeys((chips, host)):
-        for fsdp, tp in _meshes(shape, topology):
-            yield {"placement": "colocated", "learner_devices": devices, "fsdp": fsdp, "tp": tp}
+    for fsdp, tp in _meshes(shape, topology):
+        yield {"placement": "colocated", "learner_devices": host, "fsdp": fsdp, "tp": tp}
     if platform == "tpu" and topology.hosts == 1:
         for learner in TPU_LEASES:
             if chips > learner:
@@ -167,20 +164,18 @@ def _meshes(shape: ModelShape, topology: Topology) -> Iterator[tuple[int, int]]:
 
 
 def placement_name(config: Config, topology: Topology) -> str:
-    """A configuration's placement in words; names idle devices and hosts that a process spans."""
+    """A configuration's placement in words; names idle devices."""
     plan = config.plan
-    hosts = -(-largest_process(plan) // topology.chips_per_host)
-    over = f" over {hosts} hosts (plan only)" if hosts > 1 else ""
     mesh = [f"{key} {parts}" for key, parts in (("fsdp", plan.fsdp), ("tp", plan.tp)) if parts > 1]
     if plan.placement != "split":
         devices = plan.learner_devices
         if devices == 1:
             return "colocated, one device"
         some = f" on {devices} of {topology.chips}" if devices < topology.chips else ""
-        return f"colocated{some}{over}, {', '.join(mesh) or 'base on every device'}"
+        return f"colocated{some}, {', '.join(mesh) or 'base on every device'}"
     each = plan.devices_per_sampler
     samplers = f"{plan.num_samplers} x {each}" if each > 1 else f"{plan.num_samplers}"
     sampler_mesh = [f"sampler tp {plan.tp_of_sampler}"] if plan.tp_of_sampler > 1 else []
     parts = ", ".join([*mesh, *sampler_mesh])
     parts = ", ".join([parts] * bool(parts) + ["a step ahead"] * (config.rollout.ahead != "off"))
-    return f"split{over}, {samplers} + {plan.learner_devices}" + (f", {parts}" if parts else "")
+    return f"split, {samplers} + {plan.learner_devices}" + (f", {parts}" if parts else "")

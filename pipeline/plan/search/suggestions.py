@@ -6,7 +6,6 @@ them, so no suggestion is refused later.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,17 +17,13 @@ from configs.rollout import Rollout
 from configs.schema import Config
 from configs.toml_text import show_value
 from pipeline.plan.cost_model.hardware import TOPOLOGIES, topology_of
-from pipeline.plan.lengths import Lengths
 from pipeline.plan.search.fitting import (
-    RESERVE,
     PlanCase,
     SizedPlan,
     choose_placement,
     plan_again,
 )
 from pipeline.plan.search.placements import IMPORTANCE_CAP
-from pipeline.plan.sizes import with_plan
-from pipeline.plan.topology import GIB
 
 Settings = Mapping[str, Any]
 """Values by dotted key; None removes the setting."""
@@ -81,8 +76,8 @@ def suggestions(case: PlanCase, plan: SizedPlan) -> list[Change]:
 
     Gains are in decreasing order; given sizes stay as they are under every change, and planning
     them is a change of its own. What makes a plan fit is ordered by kind: the smallest sufficient
-    change of each setting, or several settings together if no single one is enough; the memory of a
-    chip; the smallest sufficient topology of each kind.
+    change of each setting, or several settings together if no single one is enough; the smallest
+    sufficient topology of each kind.
     """
     if plan.fits:
         tried = _tried(case, plan, _speed_settings(case.config, plan))
@@ -96,7 +91,7 @@ def suggestions(case: PlanCase, plan: SizedPlan) -> list[Change]:
     found = [one for one in fitting if one is not None]
     if not found:
         found = _combined(case, plan, [changes[-1] for changes in series if changes])
-    return [*found, *_memory(case, plan), *_topologies(case)]
+    return [*found, *_topologies(case)]
 
 
 def settings_text(settings: Settings) -> str:
@@ -108,25 +103,16 @@ def settings_text(settings: Settings) -> str:
 
 
 def _with_settings(case: PlanCase, settings: Settings) -> tuple[PlanCase, Settings] | None:
-    """The case with these settings, and those that differ; None: a run would refuse them.
-
-    Expected lengths keep their share of the longest.
-    """
+    """The case with these settings, and those that differ; None: a run would refuse them."""
     tree, new = case.config.model_dump(), dict[str, Any]()
     for key, value in settings.items():
         table, _, name = key.partition(".")
         if tree[table][name] != value:
             tree[table][name] = new[key] = value
     try:
-        config = validated(tree)
+        return replace(case, config=validated(tree)), new
     except ConfigError:
         return None
-    old, longest = case.config.rollout, config.rollout
-    lengths = Lengths(
-        case.lengths.prompt * (longest.max_prompt_tokens / old.max_prompt_tokens),
-        case.lengths.completion * (longest.max_new_tokens / old.max_new_tokens),
-    )
-    return replace(case, config=config, lengths=lengths), new
 
 
 def _tried(case: PlanCase, plan: SizedPlan, tried: Iterable[Settings]) -> Iterator[Change]:
@@ -218,22 +204,6 @@ def _combined(case: PlanCase, plan: SizedPlan, changes: Sequence[Settings]) -> l
         settings, share = dict(best.settings), best.memory_share
 
 
-def _memory(case: PlanCase, plan: SizedPlan) -> Iterator[Change]:
-    """The memory per chip with which the unchanged plan fits."""
-    needed = math.ceil(100 * plan.peak_bytes / GIB / (1 - RESERVE)) / 100
-    chip = replace(case.topology.chip, hbm_gib=needed)
-    more = replace(case, topology=replace(case.topology, chip=chip))
-    again = plan_again(more, plan)
-    if not again.fits:
-        return
-    unbounded = topology_of(with_plan(case.config, {"hbm_gib": None}), case.topology.name)
-    if needed <= unbounded.chip.hbm_gib:
-        settings = {"plan.hbm_gib": needed}
-        yield Change(settings_text(settings), settings, more, again)
-    else:
-        yield Change(f"chips of {needed:.2f} GiB", {}, more, again)
-
-
 def _topologies(case: PlanCase) -> Iterator[Change]:
     """The smallest sufficient topology of each kind: more chips of the same, as many of another."""
     own = case.topology
@@ -253,6 +223,4 @@ def _topologies(case: PlanCase) -> Iterator[Change]:
             continue  # no placement on it suits the configuration
         if best.fits:
             found.add(kind)
-            plan_only = topology.why_not_trained(best.config.plan) is not None
-            note = f"{best.name}{'; plan only' if plan_only else ''}"
-            yield Change(f"--topology {name} ({note})", {}, other, best)
+            yield Change(f"--topology {name} ({best.name})", {}, other, best)

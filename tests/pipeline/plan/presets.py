@@ -9,7 +9,6 @@ from configs.load import load_config, presets
 from configs.schema import Config
 from pipeline.data.models.find_shape import shape_of
 from pipeline.plan.cost_model.hardware import topology_of
-from pipeline.plan.lengths import Lengths
 from pipeline.plan.search.fitting import PlacementChoice, PlanCase, choose_placement
 
 PROJECT = Path(__file__).parents[3]
@@ -59,9 +58,7 @@ def preset(model: str, *overrides: tuple[str, str]) -> Config:
 
 def case(config: Config, topology: str | None = None) -> PlanCase:
     """The planner's input for a configuration."""
-    return PlanCase(
-        config, shape_of(config), topology_of(config, topology), Lengths.expected(config)
-    )
+    return PlanCase(config, shape_of(config), topology_of(config, topology))
 
 
 @cache

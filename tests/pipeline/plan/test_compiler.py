@@ -56,7 +56,6 @@ KEYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "segment 64": (
         {
             "plan__segment_steps": 16,
-            "plan__head_vocab": 4096,
             "rollout__max_new_tokens": 600,
             "rollout__top_k": 64,
             "plan__learner_devices": 4,
@@ -64,7 +63,7 @@ KEYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"plan__slots": 256, "plan__micro_batch_tokens": 32_768, "learner__kl_coef": 0.5},
     ),
     "score 8": (
-        {"plan__row_tokens": 1024, "plan__head_tokens": 1024, "rollout__temperature": 0.9},
+        {"plan__row_tokens": 1024, "rollout__temperature": 0.9},
         {},
     ),
     "gradient 8": (

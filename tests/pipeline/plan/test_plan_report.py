@@ -110,18 +110,16 @@ def test_a_range_holds_its_value(budget: dict[str, object]) -> None:
     assert words == (found["enough"] and found["outcomes"]["high"]["steps"] == 0)
 
 
-def test_the_first_step_is_reported_with_cold_and_warm_caches(found: Planned) -> None:
+def test_the_first_step_is_reported_with_its_parts(found: Planned) -> None:
     figures, text = plan_report(found)
-    for caches, parts in (("cold", ["download", "start"]), ("warm", ["start"])):
-        said = line(text, f"  first optimizer step done with {caches} caches after ")
-        shown = re.fullmatch(rf".* after {AROUND}: (.*)", said)
-        assert shown
-        first = figures["budget"]["first_step"][caches]["seconds"]["expected"]
-        assert duration(shown[1]) == pytest.approx(first, rel=0.02)
-        each = [one.rsplit(" ~", 1) for one in shown[4].split(", ")]
-        parts += ["compile", "sizing", "tests", "validation", "export", "step"]
-        assert [name for name, _ in each] == parts
-        assert sum(duration(one) for _, one in each) == pytest.approx(first, rel=0.05)
+    shown = re.fullmatch(rf".* after {AROUND}: (.*)", line(text, "  first optimizer step done "))
+    assert shown
+    first = figures["budget"]["first_step"]["seconds"]["expected"]
+    assert duration(shown[1]) == pytest.approx(first, rel=0.02)
+    each = [one.rsplit(" ~", 1) for one in shown[4].split(", ")]
+    parts = ["download", "start", "compile", "sizing", "tests", "validation", "export", "step"]
+    assert [name for name, _ in each] == parts
+    assert sum(duration(one) for _, one in each) == pytest.approx(first, rel=0.05)
 
 
 def test_the_suggested_settings_make_the_plan(found: Planned) -> None:

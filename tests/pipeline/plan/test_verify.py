@@ -27,15 +27,13 @@ PHASES = ("prefill", "decode", "score", "update")
 class Compiler:
     """Reports `ratio` times the estimated memory and `speed` times the estimated time, by phase.
 
-    A program that does not fit by itself is refused; with `silent` without its size. With
-    `tp_ratio` memory has that ratio in placements with tp.
+    A program that does not fit by itself is refused; with `silent` without its size.
     """
 
     case: PlanCase
     ratio: dict[str, float] = field(default_factory=dict)
     speed: dict[str, float] = field(default_factory=dict)
     silent: bool = False
-    tp_ratio: float | None = None
     asked: list[str] = field(default_factory=list)
     known: list[Mapping[str, Any]] = field(default_factory=list)
 
@@ -61,8 +59,6 @@ class Compiler:
 
     def _report(self, config: Config, program: str, phase: str) -> CompilerReport:
         shape, ratio = self.case.shape, self.ratio.get(phase, 1.0)
-        if self.tp_ratio is not None and config.plan.tp > 1:
-            ratio = self.tp_ratio
         total = memory_during(config, shape, program).total()
         own = int(ratio * total) - sum(memory_beside(config, shape, program).values())
         model, packing = self.case.roofline(config), Packing.expected(config, self.case.lengths)
@@ -72,16 +68,10 @@ class Compiler:
         return CompilerReport(fits, told, 20.0, seconds=self.speed.get(phase, 1.0) * estimated_s)
 
 
-def verified(
-    compiler: Compiler,
-    plan: SizedPlan,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    others: Sequence[SizedPlan] = (),
-) -> Verified:
+def verified(compiler: Compiler, plan: SizedPlan, monkeypatch: pytest.MonkeyPatch) -> Verified:
     monkeypatch.setattr(verify_module, "compile_programs", compiler)
     before, said = len(compiler.asked), list[str]()
-    found = verify(compiler.case, plan, others=others, say=said.append)
+    found = verify(compiler.case, plan, say=said.append)
     assert said == compiler.asked[before:]
     assert found.compilations == len(said)
     assert found.plan.fits == all(one.report.fits for one in found.programs.values())
@@ -145,14 +135,3 @@ def test_sizes_are_reduced_until_the_plan_fits(
         assert (found.searched, found.compilations) == ((), 4)
     else:
         assert any(re.search(searched, line) for line in found.searched)
-
-
-def test_another_placement_replaces_one_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = Compiler(case(preset("gemma3_4b", *AUTO)), tp_ratio=9.0)
-    choice = choose_placement(compiler.case)
-    assert choice.chosen.config.plan.tp > 1
-    whole = [one for one in choice.others if one.config.plan.tp == 1]
-    found = verified(compiler, choice.chosen, monkeypatch, others=whole)
-    assert found.plan.fits
-    assert found.plan.name == whole[0].name
-    assert f"next placement: {whole[0].name}" in found.searched

@@ -159,10 +159,16 @@ def test_an_overflow_of_float16_is_an_error(tmp_path: Path, learner: Learner, li
     ("formats", "files"), [(("hf",), "*.safetensors"), (("orbax",), "flax/manifest.ocdbt")]
 )
 def test_a_model_of_several_files_or_for_flax_is_readable(
-    tmp_path: Path, learner: Learner, like: Path, formats: tuple[Format, ...], files: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    learner: Learner,
+    like: Path,
+    formats: tuple[Format, ...],
+    files: str,
 ):
     folder, shard_bytes = tmp_path / "export", 10_000
-    writer = exporter(learner, like, shard_gib=shard_bytes / 2**30)
+    monkeypatch.setattr("pipeline.compute.learner.export.SHARD_BYTES", shard_bytes)
+    writer = exporter(learner, like)
     report = writer.export(folder, **tuned(learner), examples=examples(), formats=formats)
     assert report.mean_difference is not None
     assert report.mean_difference <= 1e-4

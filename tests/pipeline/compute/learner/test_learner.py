@@ -155,12 +155,13 @@ def test_without_a_signal_only_the_version_changes():
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_packing_splitting_blocks_and_remat_change_nothing():
+def test_packing_splitting_blocks_and_remat_change_nothing(monkeypatch: pytest.MonkeyPatch):
     # Two rows, then a smaller batch.
-    sizes = {"row_tokens": 50, "micro_batch_tokens": 100, "head_tokens": 10, "head_vocab": 40}
-    plan = sizes | {"remat": "none"}
+    plan = {"row_tokens": 50, "micro_batch_tokens": 100, "remat": "none"}
     _, _, expected = grpo(Whole.of(ALL), adapter=tiny.probe(layers=2))
     _, metrics = gradient(start(usual()), ALL)
+    monkeypatch.setattr("pipeline.compute.learner.programs.HEAD_TOKENS", 10)
+    monkeypatch.setattr("pipeline.compute.learner.programs.HEAD_VOCAB", 40)
     learner = start(tiny.learner(learner=UNCLIPPED, plan=plan))
     assert [len(batch.tokens) for batch in learner._pack(ALL)] == [2, 1]
     found, others = gradient(learner, ALL)

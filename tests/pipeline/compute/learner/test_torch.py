@@ -49,17 +49,16 @@ def ask(folder: Path, given: dict[str, np.ndarray], model: Path, base: Path | No
     return np.load(target)
 
 
-@pytest.mark.parametrize("shard_gib", [4.0, 5e-5])
+@pytest.mark.parametrize("shard_bytes", [2**32, 50_000])
 @pytest.mark.parametrize("name", KINDS)
 def test_the_merged_model_and_the_adapter_compute_the_policy(
-    tmp_path: Path, name: str, shard_gib: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, shard_bytes: int
 ):
+    monkeypatch.setattr("pipeline.compute.learner.export.SHARD_BYTES", shard_bytes)
     like = GOLDEN / name
     mesh = make_mesh(jax.devices()[:1])
     policy, base = open_policy(like, dtype="float32", lora=LORA, mesh=mesh)
-    config = tiny.make_config(
-        lora=LORA.model_dump(), model={"path": str(like)}, export={"shard_gib": shard_gib}
-    )
+    config = tiny.make_config(lora=LORA.model_dump(), model={"path": str(like)})
     pieces = tmp_path / "tokenizer.model"
     pieces.write_bytes(b"pieces")
     writer = Exporter(
@@ -75,7 +74,7 @@ def test_the_merged_model_and_the_adapter_compute_the_policy(
     out = tmp_path / "export"
     writer.export(out, adapter, version=1, examples=())
     (out / "tokenizer.model").unlink()
-    assert ((out / "model.safetensors.index.json").is_file()) == (shard_gib < 1)
+    assert ((out / "model.safetensors.index.json").is_file()) == (shard_bytes < 2**32)
     tokens = np.load(like / "golden.npz")["tokens"]
     given = {"tokens": tokens, "prompt": tokens[0, :12]}
     expected = tiny.logits(policy, base, adapter, tokens)

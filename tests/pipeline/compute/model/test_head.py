@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.plan import HEAD_TOKENS, HEAD_VOCAB
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.model import head_score as head_module
@@ -306,7 +307,6 @@ def test_scaled_logits_are_float32_for_any_dtype():
 
 
 REAL_VOCABULARY = 262_144
-LIMIT = 2_048
 
 
 def largest_shape(program: jax.stages.Compiled) -> tuple[int, str]:
@@ -330,7 +330,6 @@ def test_promise_7_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
             "slots": 8 * devices,
             "slot_buckets": (),
             "micro_batch_tokens": 8 * 320 * devices,
-            "head_tokens": LIMIT,
         },
         learner={"updates_per_batch": 2, "kl_coef": 0.1},
     )
@@ -340,18 +339,18 @@ def test_promise_7_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
     # Learner: logits of a block of positions. Prefill computes none.
     for trace in (learner.trace_gradient, learner.trace_score):
         elements, shape = largest_shape(lowered(trace(8 * devices), policy.mesh).compile())
-        assert elements == LIMIT * config.plan.head_vocab, shape
+        assert elements == HEAD_TOKENS * HEAD_VOCAB, shape
     for traced in (sampler.trace_prefill(160), sampler.trace_segment(8 * devices)):
         elements, shape = largest_shape(lowered(traced, policy.mesh).compile())
         assert elements < 8 * REAL_VOCABULARY, shape
 
 
 def test_promise_7_truncated_sampling_holds_at_most_four_blocks_of_scores():
-    hidden, vocab = jnp.zeros((300, 64)), 8192
+    hidden = jnp.zeros((300, 64))
     drawn = jax.jit(
         partial(
             sample_tokens,
-            head=Head(None, 1.0, LIMIT, vocab, mesh(1, 1, 1)),
+            head=Head(None, 1.0, HEAD_TOKENS, HEAD_VOCAB, mesh(1, 1, 1)),
             truncation=Truncation(50, 0.9, 0.01),
         )
     )
