@@ -242,13 +242,16 @@ class Config(Table):
         """Tokens of a packed row.
 
         By default the longest sequence, or a group of expected lengths that shares its prompt, if
-        that is longer.
+        that is longer; where completions are short beside prompts, a group of the longest lengths.
         """
         if self.plan.row_tokens is not None:
             return self.plan.row_tokens
         rollout = self.rollout
         if not self.shares_prefix:
             return rollout.max_tokens
+        longest = rollout.max_prompt_tokens + rollout.group_size * rollout.max_new_tokens
+        if longest <= min(_LONG_ROW, 2 * rollout.max_tokens):
+            return longest
         group = rollout.expected_prompt + rollout.group_size * rollout.expected_completion
         return max(rollout.max_tokens, min(_LONG_ROW, math.ceil(group)))
 

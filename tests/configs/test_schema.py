@@ -259,7 +259,8 @@ DERIVED: list[tuple[str, Mapping[str, object]]] = [
         {"shares_prefix": True, "row_tokens": 512},
     ),
     # A row holds the longest sequence, and is not much longer if that is long.
-    (f"{FREE_ROWS}; rollout.group_size=2", {"shares_prefix": True, "row_tokens": 48}),
+    (f"{FREE_ROWS}; rollout.group_size=2", {"shares_prefix": True, "row_tokens": 80}),
+    (f"{FREE_ROWS}; rollout.max_new_tokens=1", {"shares_prefix": True, "row_tokens": 24}),
     (
         f"{FREE_ROWS}; rollout.max_prompt_tokens=700; .max_new_tokens=1000",
         {"shares_prefix": True, "row_tokens": 2048},
