@@ -1,4 +1,4 @@
-"""Renders untrusted chat templates in jinja2's sandbox, with what transformers adds to it.
+"""Renders untrusted chat templates in transformers' sandbox.
 
 The sandbox blocks access to files, processes and attributes, but limits neither time nor memory.
 `try_template` adds these limits by rendering once in a child process, which runs this file as a
@@ -8,17 +8,12 @@ script; therefore the file imports nothing of the project.
 from __future__ import annotations
 
 import json
-import resource
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
-
-from jinja2 import Template, TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _CPU_S = 2
 _MEMORY_BYTES = 2**30
@@ -27,9 +22,9 @@ _MOST_REASON = 200
 
 
 def render_template(template: str, variables: Mapping[str, Any]) -> str:
-    """Renders a template up to the beginning of the model's turn, as transformers does.
+    """Renders a template up to the beginning of the model's turn, without the current time.
 
-    Unlike there `strftime_now` is not defined: a row gives the same prompt on every day.
+    A row therefore gives the same prompt on every day.
 
     Args:
         template: the Jinja template.
@@ -38,39 +33,20 @@ def render_template(template: str, variables: Mapping[str, Any]) -> str:
     Raises:
         jinja2.TemplateError: if the template is invalid or refuses the messages.
     """
-    given = {"tools": None, "documents": None, "add_generation_prompt": True}
-    return _compiled(template).render(given | dict(variables))
+    # Late: the import takes seconds. Without torch it would print a warning.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from jinja2 import Undefined
+    from transformers.utils.chat_template_utils import render_jinja_template
 
-
-class _Generation(Extension):
-    """`{% generation %}`: marks turns that are trained on, and changes no text."""
-
-    tags = {"generation"}  # noqa: RUF012  # as the base class has it
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """The statements up to `{% endgeneration %}`, as a scope of their own."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
-
-
-@lru_cache
-def _compiled(template: str) -> Template:
-    sandbox = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    named = {name: value for name, value in variables.items() if name != "messages"}
+    (text,), _ = render_jinja_template(
+        [variables["messages"]],
+        chat_template=template,
+        add_generation_prompt=True,
+        strftime_now=Undefined(name="strftime_now"),
+        **named,
     )
-    sandbox.filters["tojson"] = _to_json
-    sandbox.globals["raise_exception"] = _refuse
-    return sandbox.from_string(template)
-
-
-def _to_json(value: object, ensure_ascii: bool = False, **options: Any) -> str:  # noqa: FBT001, FBT002
-    """JSON without the escapes of HTML, which jinja2's own filter adds."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _refuse(message: str) -> None:
-    raise TemplateError(message)
+    return str(text)
 
 
 def try_template(template: str, variables: Mapping[str, Any]) -> None:
@@ -115,13 +91,17 @@ def describe(error: Exception) -> str:
 
 
 def _main() -> int:
+    import resource
+
     template, variables = json.load(sys.stdin)
-    for limit, most in (
-        (resource.RLIMIT_CPU, _CPU_S),
-        (resource.RLIMIT_AS, _MEMORY_BYTES),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(limit, (most, most))
+    render_template("", {"messages": []})  # imports what it needs before the limits apply
+    cpu_s = int(time.process_time()) + 1 + _CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    # Beyond what is reserved already: each thread of NumPy's BLAS takes 40 MiB of addresses.
+    with open("/proc/self/statm", encoding="ascii") as sizes:  # noqa: PTH123
+        most = int(sizes.read().split()[0]) * resource.getpagesize() + _MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     reason = _reason(template, variables)
     sys.stdout.buffer.write((reason or "").encode("utf-8", "backslashreplace"))
     return 0 if reason is None else 1

@@ -17,7 +17,6 @@ from pipeline.data.text.chat import (
     template_columns,
 )
 from pipeline.data.text.chat import render as render_with
-from pipeline.data.text.jinja_sandbox import render_template
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -166,28 +165,6 @@ def test_the_marks_of_trained_turns_change_no_text():
 def test_json_in_a_template_has_its_own_characters():
     template = "{{ {'a': messages[0].content} | tojson }}"
     assert render(Prompt(), {"question": "q<é>"}, template=template) == '{"a": "q<é>"}'
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        GEMMA2,
-        GEMMA3,
-        GEMMA4_TEMPLATE,
-        read_case("tmpl_generation.jinja"),
-        "{{ messages|tojson(2) }}",
-    ],
-)
-def test_texts_are_those_of_transformers(template: str):
-    module = pytest.importorskip("transformers.utils.chat_template_utils")
-    variables = {"messages": MESSAGES[1:], "bos_token": "<bos>"}
-    (text,), _ = module.render_jinja_template(
-        [variables["messages"]],
-        chat_template=template,
-        add_generation_prompt=True,
-        bos_token="<bos>",
-    )
-    assert render_template(template, variables) == text
 
 
 def text_of(folder: Path) -> str:
