@@ -1,18 +1,14 @@
 """The peer: Tunix 0.1.7's own GRPO loss and sampler on its own Gemma 3, with qwix LoRA.
 
-One of its defects is fixed in rows that say so: its remat (`nnx.remat` inside the layers) raises
-`TraceContextError` with its flax version; "repaired" is `jax.checkpoint` around each layer as a
-pure function of its state.
+Its remat is not used: it raises `TraceContextError` with its flax version.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +38,6 @@ class Peer:
         graphdef: the model's structure.
         lora: shapes of its LoRA parameters, in the base's dtype as in Tunix's recipes.
         base: shapes of all other parameters.
-        remat: whether the repaired remat is used.
         temperature: of the loss.
         beta: weight of its KL term; 0: no KL term and no reference.
     """
@@ -50,7 +45,6 @@ class Peer:
     graphdef: Any
     lora: Any
     base: Any
-    remat: bool
     temperature: float
     beta: float
 
@@ -59,7 +53,6 @@ class Peer:
         config: gemma3.ModelConfig,
         lora: Lora,
         *,
-        remat: bool = False,
         temperature: float = 1.0,
         beta: float = 0.0,
     ) -> Peer:
@@ -75,7 +68,7 @@ class Peer:
             bare,
         )
         graphdef, trained, base = nnx.split(model, nnx.LoRAParam, ...)
-        return Peer(graphdef, trained, base, remat, temperature, beta)
+        return Peer(graphdef, trained, base, temperature, beta)
 
     def with_values(self, values: Mapping[str, jax.Array]) -> tuple[Any, Any]:
         """Returns LoRA and base with values by path, each in its own dtype."""
@@ -109,8 +102,7 @@ class Peer:
             return algo_core.grpo_loss_fn(model, example, config, PAD, EOS)
 
         take = nnx.value_and_grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam), has_aux=True)
-        with _repaired_remat() if self.remat else contextlib.nullcontext():
-            return take(nnx.merge(self.graphdef, lora, base), example)
+        return take(nnx.merge(self.graphdef, lora, base), example)
 
 
 def train_example(
@@ -143,20 +135,6 @@ def on(place: Sharding, shapes: Any) -> Any:
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes
     )
-
-
-@contextlib.contextmanager
-def _repaired_remat() -> Iterator[None]:
-    def call(self: Any, x: Any, positions: Any, cache: Any, mask: Any) -> Any:
-        graphdef, state = nnx.split(self)
-
-        def pure(state: Any, x: Any, positions: Any, mask: Any) -> Any:
-            return nnx.merge(graphdef, state).block(x, positions, cache, mask)
-
-        return jax.checkpoint(pure)(state, x, positions, mask)
-
-    with mock.patch.object(gemma3.DecoderLayer, "__call__", call):
-        yield
 
 
 class TunixSampler(Sampler):

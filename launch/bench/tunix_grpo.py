@@ -127,9 +127,10 @@ class _Run:
         )
 
     def _policy(self, model: Path, mesh: jax.sharding.Mesh) -> Any:
-        config = architecture(read_text_config(model), dtype=jax.numpy.float32).config
+        dtype = jax.numpy.dtype(self.config.model.dtype)
+        config = architecture(read_text_config(model), dtype=dtype).config
         base = params_safetensors.create_model_from_safe_tensors(
-            str(model), config, mesh, dtype=jax.numpy.float32
+            str(model), config, mesh, dtype=dtype
         )
         lora = self.config.lora
         return qwix.apply_lora_to_model(
