@@ -9,14 +9,15 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from launch.bench.harness import Benchmark, Figures, Row, Section, lines
+from launch.bench.harness import Benchmark, Figures, Section, lines
 from launch.bench.shapes import (
     COMPILER,
-    POINT_S,
     chosen_models,
     config_of,
+    curve,
     expected_on,
     sampler,
+    study_row,
 )
 
 BATCHES, COMPILED_BATCHES, QUICK_BATCHES = (1, 2, 4, 8, 16, 64), (1, 8, 64), (1, 8)
@@ -39,19 +40,16 @@ def decode(
     *, model: str, device: str, precision: str, length: int, batches: Sequence[int]
 ) -> Figures:
     """Milliseconds of a decode step by batch, at half of `length` positions."""
-    found = dict[str, float]()
-    changes = PRECISIONS[precision]
-    for batch in batches:
-        half = length // 2
-        config = config_of(
-            model, device=device, slots=batch, prompt=half, new=length - half, **changes
-        )
-        try:
-            one = sampler(model, config, device=device, parts=["segment"])
-        except MemoryError:
-            break
-        found[f"{batch}"] = 1e3 * one.step_s
-    return found
+    costs = curve(
+        model,
+        PRECISIONS[precision],
+        device=device,
+        slots=batches,
+        prompt=length // 2,
+        new=length - length // 2,
+        parts=["segment"],
+    )
+    return {f"{batch}": 1e3 * one.step_s for batch, one in costs}
 
 
 def prefill(*, model: str, device: str, prompts: Sequence[int]) -> Figures:
@@ -78,13 +76,20 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
 
     Compiled: all lengths of gemma3-1b as loaded, elsewhere one length.
     """
-    quick, device = request.quick, request.device
-    compiled = device == COMPILER
+    quick, compiled = request.quick, request.device == COMPILER
     lengths = QUICK_LENGTHS if quick else LENGTHS
     batches = QUICK_BATCHES if quick else COMPILED_BATCHES if compiled else BATCHES
     prompts = QUICK_PROMPTS if quick else COMPILED_PROMPTS if compiled else PROMPTS
-    chosen = [
-        (model, length, precision)
+    rows = [
+        study_row(
+            request,
+            model,
+            f", {length:,} positions, {precision}",
+            decode,
+            {"precision": precision, "length": length, "batches": batches},
+            sizes=len(batches),
+            programs=len(batches),
+        )
         for model in chosen_models(request)
         for length in lengths
         for precision in PRECISIONS
@@ -92,29 +97,15 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         or (length == 2048 and (model == "gemma3-1b" or precision == "as loaded"))
         or (model, precision) == ("gemma3-1b", "as loaded")
     ]
-    steps = [
-        Row(
-            f"{model}, {length:,} positions, {precision}",
-            decode,
-            {
-                "model": model,
-                "device": device,
-                "precision": precision,
-                "length": length,
-                "batches": batches,
-            },
-            seconds=POINT_S[model] * len(batches) * (not compiled),
-            programs=len(batches) * compiled,
-        )
-        for model, length, precision in chosen
-    ]
     reads = [
-        Row(
+        study_row(
+            request,
             model,
+            "",
             prefill,
-            {"model": model, "device": device, "prompts": prompts},
-            seconds=POINT_S[model] * len(prompts) * (not compiled),
-            programs=len(prompts) * compiled,
+            {"prompts": prompts},
+            sizes=len(prompts),
+            programs=len(prompts),
         )
         for model in chosen_models(request)
     ]
@@ -124,7 +115,7 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
                 "decode",
                 "Milliseconds of a decode step by batch, caches half full; what is missing does "
                 "not fit",
-                steps,
+                rows,
                 draw=partial(draw, x="batch"),
             ),
             Section(

@@ -17,16 +17,9 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.figure import Figure
 
-from launch.bench.harness import Benchmark, Figures, Row, Section, how, lines
+from launch.bench.harness import Benchmark, Figures, Section, how, lines
 from launch.bench.latency import PRECISIONS
-from launch.bench.shapes import (
-    COMPILER,
-    POINT_S,
-    chosen_models,
-    config_of,
-    expected_on,
-    sampler,
-)
+from launch.bench.shapes import chosen_models, config_of, expected_on, sampler, study_row
 
 RATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Requests per second."""
@@ -190,9 +183,8 @@ def draw(found: Mapping[str, Figures]) -> Figure:
 
 def benchmark(request: argparse.Namespace) -> Benchmark:
     """A row for each model, precision and kind of lengths."""
-    quick, compiled = request.quick, request.device == COMPILER
+    quick = request.quick
     given: dict[str, Any] = {
-        "device": request.device,
         "usd": request.usd,
         "slots": QUICK_SLOTS if quick else SLOTS,
         "prompt": QUICK_PROMPT if quick else PROMPT,
@@ -205,13 +197,15 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         f"keeps up with; dollars at {request.usd:g} an hour"
     )
     rows = [
-        Row(
-            f"{model}, {precision}, {lengths} lengths",
+        study_row(
+            request,
+            model,
+            f", {precision}, {lengths} lengths",
             served,
-            {**given, "model": model, "precision": precision, "lengths": lengths},
-            seconds=POINT_S[model] * (not compiled),
-            # Both lengths have the same programs, which the first compiles.
-            programs=2 * (compiled and lengths == "fixed"),
+            {**given, "precision": precision, "lengths": lengths},
+            sizes=1,
+            # Both kinds of lengths have the same programs, which the first compiles.
+            programs=2 if lengths == "fixed" else 0,
         )
         for model in chosen_models(request)
         for precision in PRECISIONS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from configs.machine import this_machine
 from configs.schema import Config
+from launch.bench.harness import Figures, Row
 from launch.bench.small_gemma import (
     GROUP,
     PREFILLED,
@@ -138,6 +139,35 @@ def sampler(
     return Sampler(step_s, seconds.get("prefill", 0.0), prefills, gib)
 
 
+def curve(
+    model: str,
+    settings: Mapping[str, Any],
+    *,
+    device: str,
+    slots: Sequence[int],
+    prompt: int,
+    new: int,
+    **how: Any,
+) -> Iterator[tuple[int, Sampler]]:
+    """Each number of slots, and the costs of such a sampler, until one does not fit.
+
+    Args:
+        model: as in `config_of`.
+        settings: its other settings.
+        device: as in `config_of`.
+        slots: ascending.
+        prompt: tokens of a prompt.
+        new: tokens of a completion.
+        how: of `sampler`.
+    """
+    for count in slots:
+        config = config_of(model, device=device, slots=count, prompt=prompt, new=new, **settings)
+        try:
+            yield count, sampler(model, config, device=device, **how)
+        except MemoryError:
+            return
+
+
 def _measured(model: str, config: Config, *, adapter: bool) -> tuple[dict[str, float], float]:
     """Seconds by part, and GiB."""
     policy, base, lora = random_model(model, config)
@@ -183,6 +213,37 @@ def policy_of(model: str, config: Config, devices: Sequence[jax.Device]) -> Poli
 def chosen_models(request: argparse.Namespace) -> Sequence[str]:
     """The models of a study: all, or with `--quick` the small one."""
     return [SMALLEST] if request.quick else list(MODELS)
+
+
+def study_row(
+    request: argparse.Namespace,
+    model: str,
+    name: str,
+    measure: Callable[..., Figures],
+    arguments: Mapping[str, Any],
+    *,
+    sizes: int,
+    programs: int,
+) -> Row:
+    """A row of a study, with what it is expected to take.
+
+    Args:
+        request: of the study.
+        model: of the row.
+        name: of the row, without the model's.
+        measure: gets the model and the device, too.
+        arguments: its other arguments.
+        sizes: that are measured.
+        programs: that are compiled where the device is the compiler.
+    """
+    compiled = request.device == COMPILER
+    return Row(
+        f"{model}{name}",
+        measure,
+        {"model": model, "device": request.device, **arguments},
+        seconds=0.0 if compiled else POINT_S[model] * sizes,
+        programs=programs if compiled else 0,
+    )
 
 
 def expected_on(request: argparse.Namespace) -> str:

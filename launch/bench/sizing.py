@@ -21,15 +21,15 @@ from configs.schema import Config
 from launch.bench.harness import Benchmark, Figures, Row, Section, lines
 from launch.bench.shapes import (
     COMPILER,
-    POINT_S,
     chosen_models,
     config_of,
+    curve,
     expected_on,
     out_of_memory,
     peak_gib,
     policy_of,
     random_model,
-    sampler,
+    study_row,
 )
 from launch.bench.small_gemma import VOCABULARY, prefilled
 from launch.bench.v5e import figures, traced_figures
@@ -81,16 +81,17 @@ def rollouts(
     Returns:
         Milliseconds a token by batch, and the points of the plots.
     """
-    points = list[Point]()
-    for batch in batches:
-        config = config_of(model, device=device, slots=batch, prompt=prompt, new=new, **KINDS[kind])
-        try:
-            found = sampler(model, config, device=device, adapter=kind != "without adapter")
-        except MemoryError:
-            break
-        elapsed = found.elapsed_s(new)
-        points.append((batch, elapsed, 1e3 * elapsed / (batch * new), found.gib))
-    return _figures(points)
+    costs = curve(
+        model,
+        KINDS[kind],
+        device=device,
+        slots=batches,
+        prompt=prompt,
+        new=new,
+        adapter=kind != "without adapter",
+    )
+    elapsed = [(batch, one.elapsed_s(new), one.gib) for batch, one in costs]
+    return _figures([(batch, s, 1e3 * s / (batch * new), gib) for batch, s, gib in elapsed])
 
 
 def passes(
@@ -206,14 +207,13 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
 
     Compiled: all kinds and batches of `FULLY_COMPILED`, of the others those with an adapter.
     """
-    device, quick, compiled = request.device, request.quick, request.device == COMPILER
+    quick, compiled = request.quick, request.device == COMPILER
     lengths = {
         "prompt": QUICK_PROMPT if quick else PROMPT,
         "new": QUICK_NEW if quick else NEW,
     }
     decoded, passed = list[Row](), list[Row]()
     for model in chosen_models(request):
-        given = {"model": model, "device": device, **lengths}
         full = model == FULLY_COMPILED
         for kind in KINDS:
             # The compiler has no program of a run without an adapter.
@@ -222,14 +222,15 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
             batches = QUICK if quick else MEASURED
             if compiled:
                 batches = COMPILED if full and kind == ADAPTER else OTHERS_COMPILED
-            prefills = len({prefilled(batch) for batch in batches})
             decoded.append(
-                Row(
-                    f"{model}, {kind}",
+                study_row(
+                    request,
+                    model,
+                    f", {kind}",
                     rollouts,
-                    {**given, "kind": kind, "batches": batches},
-                    seconds=POINT_S[model] * len(batches) * (not compiled),
-                    programs=(len(batches) + prefills) * compiled,
+                    {**lengths, "kind": kind, "batches": batches},
+                    sizes=len(batches),
+                    programs=len(batches) + len({prefilled(batch) for batch in batches}),
                 )
             )
         for chunked in (False, True):
@@ -237,12 +238,14 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
             if compiled:
                 batches = (1, 4, 16)[: 1 + chunked + full]
             passed.append(
-                Row(
-                    f"{model}, {'chunked' if chunked else 'all logits in memory'}",
+                study_row(
+                    request,
+                    model,
+                    ", chunked" if chunked else ", all logits in memory",
                     passes,
-                    {**given, "chunked": chunked, "batches": batches},
-                    seconds=POINT_S[model] * len(batches) * (not compiled),
-                    programs=len(batches) * compiled,
+                    {**lengths, "chunked": chunked, "batches": batches},
+                    sizes=len(batches),
+                    programs=len(batches),
                 )
             )
     return Benchmark(

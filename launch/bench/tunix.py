@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import qwix
 from flax import nnx
-from jax.sharding import Sharding
 from tunix.generate.sampler import CacheConfig, Sampler
 from tunix.models.gemma3 import model as gemma3
 from tunix.rl import algo_core
@@ -130,13 +129,6 @@ def train_example(
     )
 
 
-def on(place: Sharding, shapes: Any) -> Any:
-    """Returns a tree of shapes with this sharding."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes
-    )
-
-
 class TunixSampler(Sampler):
     """Static batches of token ids through Tunix's own programs, compiled once per batch size.
 
@@ -184,33 +176,7 @@ class TunixSampler(Sampler):
             temperature: 0 is greedy, with the log-probs of temperature 1.
             seed: of its RNG.
         """
-        state = self._begin(prompts, temperature=temperature, seed=seed)
-        state = replace(state, total_sampling_steps=self._prompt + new)
-        weights = self._flattened_transformer_state
-        state = self._compiled_decode_fn(
-            weights, self._compiled_prefill_fn(weights, state, None, echo=False)
-        )
-        generated = slice(self._prompt, self._prompt + new)
-        buffers = jax.device_get((state.token_buffer, state.logprobs_buffer))
-        return buffers[0][:, generated], buffers[1][:, generated]
-
-    def trace_decode(self, rows: int, place: Sharding) -> jax.stages.Traced:
-        """Traces its decode program for `rows` rows; needs only the model's shapes."""
-        one = self._begin([np.ones(1, np.int32)], temperature=1.0, seed=0)
-
-        def widened(x: Any) -> Any:
-            if not isinstance(x, jax.Array):
-                return x
-            shape = (rows, *x.shape[1:]) if x.shape[:1] == (1,) else x.shape
-            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=place)
-
-        return self._compiled_decode_fn.trace(
-            self._flattened_transformer_state, jax.tree.map(widened, one)
-        )
-
-    def _begin(self, prompts: Sequence[np.ndarray], *, temperature: float, seed: int) -> Any:
-        """Returns its state before prefill."""
-        return self.init_sample_state(
+        state = self.init_sample_state(
             jnp.array(padded_in_front(prompts, self._prompt)),
             total_sampling_steps=self._prompt + self._new,
             include_logits=False,
@@ -222,6 +188,14 @@ class TunixSampler(Sampler):
             beam_size=None,
             include_logprobs=True,
         )
+        state = replace(state, total_sampling_steps=self._prompt + new)
+        weights = self._flattened_transformer_state
+        state = self._compiled_decode_fn(
+            weights, self._compiled_prefill_fn(weights, state, None, echo=False)
+        )
+        generated = slice(self._prompt, self._prompt + new)
+        buffers = jax.device_get((state.token_buffer, state.logprobs_buffer))
+        return buffers[0][:, generated], buffers[1][:, generated]
 
 
 def padded_in_front(prompts: Sequence[np.ndarray], width: int) -> np.ndarray:

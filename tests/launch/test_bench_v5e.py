@@ -10,7 +10,6 @@ import pytest
 from launch.bench import __main__ as bench
 from launch.bench import hbm, v5e
 from launch.bench.harness import Row
-from pipeline.plan.program_names import devices_of, split_name
 from pipeline.plan.topology import GIB
 
 
@@ -33,7 +32,7 @@ ROWS = [
     pytest.param(row, id=row.name)
     for section in bench.prepare(["hbm"])[1].sections
     for row in section.rows
-    if row.measure in {hbm.sampler, hbm.learner}
+    if row.measure is hbm.ours
 ]
 
 
@@ -41,20 +40,11 @@ ROWS = [
 def test_every_row_requests_its_program(asked, row: Row):
     assert row.measure(**row.arguments)["fits"]
     ((config, program),) = asked
-    kind, size = split_name(program)
-    assert devices_of(config, program).count == row.arguments.get("devices", 1)
-    assert size == (config.slots if kind == "segment" else config.micro_batch_rows)
-    assert config.plan.kv_cache == row.arguments.get("plan__kv_cache", "model")
+    assert program == f"gradient {config.micro_batch_rows}"
 
 
 def test_adam_counts_beside_the_gradient(asked):
-    found = hbm.learner(sequences=2)
+    found = hbm.ours(sequences=2)
     # Rank 32 on all matrices of gemma3-1b: 25.1 million parameters, two float32 moments of each.
     assert found["gib"] - 4 == pytest.approx(2 * 4 * 25.13e6 / GIB, rel=1e-3)
     assert found["us_per_token"] == pytest.approx(1e6 * 0.2 / 2048)
-
-
-def test_the_speed_of_a_segment_is_that_of_a_chip(asked):
-    found = hbm.sampler(slots=32, devices=8)
-    assert found["step_ms"] == pytest.approx(200 / 32)
-    assert found["tokens_per_s"] == pytest.approx(32 / (0.2 / 32))
