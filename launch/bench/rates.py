@@ -34,6 +34,8 @@ from pipeline.data.order import prompts_for_step
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.evaluate.evaluation import Evaluation, judge, requests
+from pipeline.plan.search.fitting import first_sizes, with_chosen_placement
+from pipeline.plan.sizes import sized
 from pipeline.rollout.advantages import group_advantages
 from pipeline.types import (
     NO_TEXT,
@@ -63,6 +65,8 @@ class Runs:
 
     def __init__(self, config: Config) -> None:
         use_program_cache()
+        config = with_chosen_placement(config, None)
+        config = sized(config, first_sizes(config, None))
         folder = Path(config.model.path)
         tokenizer = read_tokenizer(folder)
         self.config, self.data = config, load_data(config, tokenizer)

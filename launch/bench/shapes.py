@@ -8,13 +8,14 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from configs.machine import this_machine
-from configs.schema import Config
+from configs.schema import Config, Lora
 from launch.bench.harness import Figures, Row
 from launch.bench.small_gemma import (
     GROUP,
@@ -200,8 +201,13 @@ def peak_gib(needed: int) -> float:
 
 
 def random_model(model: str, config: Config) -> tuple[Policy, Params, Params]:
-    """Policy, base and LoRA with random values on the first device."""
-    return random_policy(SHAPES[model], config, scales={})
+    """Policy, base and LoRA with random values on the first device; the last ones are kept."""
+    return _random_model(model, config.model.dtype, config.lora)
+
+
+@lru_cache(maxsize=1)
+def _random_model(model: str, dtype: str, lora: Lora) -> tuple[Policy, Params, Params]:
+    return random_policy(SHAPES[model], dtype, lora, scales={})
 
 
 def policy_of(model: str, config: Config, devices: Sequence[jax.Device]) -> Policy:

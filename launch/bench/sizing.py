@@ -46,7 +46,7 @@ MEASURED = (1, 2, 4, 8, 16, 32, 60, 64, 68, 96, 128, 132, 136, 256, 512)
 COMPILED = (1, 8, 64, 68, 128, 132, 256, 512)
 OTHERS_COMPILED = (1, 8, 64, 128, 256, 512)
 """Of the other models, and of other samplers of `FULLY_COMPILED`."""
-QUICK = (1, 8, 64, 68)
+QUICK = (1, 64, 68)
 PASSES, QUICK_PASSES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4)
 FULLY_COMPILED = "gemma3-1b"
 PROMPT, NEW = 1024, 1024

@@ -16,7 +16,7 @@ import numpy as np
 
 import configs
 from configs.load import load_config
-from configs.schema import Config
+from configs.schema import Config, Lora
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
@@ -103,23 +103,24 @@ def small_config(**changes: Any) -> Config:
 
 def small_policy(config: Config) -> tuple[Policy, Params, Params]:
     """Returns the policy, random weights and a non-zero LoRA, the same at each call."""
-    policy, base, adapter = random_policy(SMALL, config, scales=_EMBEDDING)
+    policy, base, adapter = random_policy(SMALL, "float32", config.lora, scales=_EMBEDDING)
     # Logits with a standard deviation of about 1.
     return policy, {**base, "final_norm.scale": base["final_norm.scale"] + 2.0}, adapter
 
 
 def random_policy(
-    settings: Mapping[str, Any], config: Config, *, scales: Mapping[str, float]
+    settings: Mapping[str, Any], dtype: str, lora: Lora, *, scales: Mapping[str, float]
 ) -> tuple[Policy, Params, Params]:
     """Returns a policy on the first device, normal weights and a normal LoRA.
 
     Args:
         settings: `config.json` of the model.
-        config: gives dtype and LoRA.
+        dtype: of the base.
+        lora: of the adapter.
         scales: standard deviations by name; of the others 0.1.
     """
-    shape = architecture(settings, dtype=jnp.dtype(config.model.dtype))
-    policy = Policy(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
+    shape = architecture(settings, dtype=jnp.dtype(dtype))
+    policy = Policy(shape, lora=lora, mesh=make_mesh(jax.devices()[:1]))
     rng = np.random.default_rng(0)
     base = {
         name: jnp.asarray(
