@@ -39,7 +39,7 @@ def _serve_options(command: argparse.ArgumentParser) -> None:
 
 def _race_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--config", default="configs/demo.toml", help="default: %(default)s")
-    command.add_argument("--minutes", type=float, help="of each run; default: 6, quick: 2")
+    command.add_argument("--minutes", type=float, help="of each run; default: 6, quick: 3")
     command.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 2, quick: 0")
     command.add_argument(
         "--lr",

@@ -18,7 +18,7 @@ FIXED = (24, 64, 192)
 """Numbers of slots."""
 BEST = 0.9
 """Smallest allowed share of the best fixed size's speed; runs differ by a few percent."""
-SETTINGS: Mapping[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "learner.lr": 1e-9,
     "plan.micro_batch_tokens": "none",
     "data.validation.limit": 8,

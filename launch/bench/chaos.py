@@ -44,7 +44,7 @@ _MARK = "GEMMA_GRPO_CHAOS"
 """Environment variable that marks the processes of a run."""
 _POLL_S, _END_S = 0.02, 30.0
 """Processes of a run that has ended get `_END_S` to end."""
-SETTINGS: Mapping[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "faults.stuck_s": 20,
     "rollout.prompts_per_step": 4,
     "rollout.group_size": 4,

@@ -203,7 +203,7 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         raise ValueError("data.validation and data.test are needed: the race is judged on them")
     if config.learner.schedule != "constant" or config.learner.loss != "grpo":
         raise ValueError("the race needs learner.schedule = constant and learner.loss = grpo")
-    minutes = request.minutes or (2 if request.quick else 6)
+    minutes = request.minutes or (3 if request.quick else 6)
     seeds = request.seeds or ([0] if request.quick else [0, 1, 2])
     given = {"config": request.config, "seconds": 60 * minutes, "every": request.every}
     rows = [

@@ -219,7 +219,7 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
             # The compiler has no program of a run without an adapter.
             if compiled and (kind == "without adapter" or not (full or kind == ADAPTER)):
                 continue
-            batches = QUICK if quick else MEASURED
+            batches: Sequence[int] = QUICK if quick else MEASURED
             if compiled:
                 batches = COMPILED if full and kind == ADAPTER else OTHERS_COMPILED
             decoded.append(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import jax
@@ -167,7 +168,7 @@ ADMISSIONS: dict[str, Admit] = {
 def admitting(admit: Admit) -> Iterator[None]:
     original = Engine._admissions
 
-    def admissions(self: Engine, *given: object) -> np.ndarray:
+    def admissions(self: Engine, *given: Any) -> np.ndarray:
         table = original(self, *given)
         admit(table)
         return table
