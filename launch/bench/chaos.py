@@ -1,4 +1,4 @@
-"""Seconds that kill -9 and SIGSTOP of each process of a small run cost, by role.
+"""`python -m launch.bench chaos`: seconds that kill -9 and SIGSTOP of each process of a run cost.
 
 A row is a role and a signal, sent once to its process, after a step; the run is started again and
 ends with the adapter of the undisturbed run.
@@ -6,11 +6,11 @@ ends with the adapter of the undisturbed run.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -21,14 +21,12 @@ from typing import Any
 
 import psutil
 
-import configs
 from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
+from launch.bench.launched import train_command
 from pipeline.run.run_folder import RunFolder
 
 SIGNALLED_AFTER = 5
 """Steps; the last checkpoint is that of step 4."""
-
-
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 ROLES = {
     "the run's process": r"launch\.train .*--no-supervise",
@@ -44,11 +42,9 @@ ROLES = {
 """Patterns of command lines; of several processes, the oldest gets the signal."""
 _MARK = "GEMMA_GRPO_CHAOS"
 """Environment variable that marks the processes of a run."""
-_POLL_S = 0.02
-_END_S = 30.0
-"""Processes of a run that has ended get some time to end."""
-_SETTINGS: Mapping[str, Any] = {
-    "run.name": "run",
+_POLL_S, _END_S = 0.02, 30.0
+"""Processes of a run that has ended get `_END_S` to end."""
+SETTINGS: dict[str, Any] = {
     "faults.stuck_s": 20,
     "rollout.prompts_per_step": 4,
     "rollout.group_size": 4,
@@ -57,14 +53,15 @@ _SETTINGS: Mapping[str, Any] = {
     "plan.slot_buckets": "[]",
     "plan.prefill_tokens": 208,
     "plan.micro_batch_tokens": 192,
+    "plan.sampler_devices": 1,
     "plan.learner_devices": 1,
     "data.validation.limit": 16,
     "data.test.limit": 8,
     "eval.every_steps": 4,
     "checkpoint.every_steps": 2,
-    "wandb.mode": "disabled",
     "budget.steps": 8,
 }
+COLOCATED = {"plan.placement": "colocated", "plan.samplers": "none", "plan.sampler_devices": "none"}
 
 
 def measure(*, role: str = "", event: str = "") -> Figures:
@@ -76,14 +73,14 @@ def measure(*, role: str = "", event: str = "") -> Figures:
     """
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="c") as scratch:
-        run = _Run(Path(scratch), role)
+        run = _Run(Path(scratch), SETTINGS | (COLOCATED if role == "colocated" else {}))
         try:
             run.start()
-            lost_s = run.lost_s(SIGNALS[event]) if role else 0.0
-            status = run.wait()
+            lost_s = run.lost_s(role, SIGNALS[event]) if role else 0.0
+            status = run.process.wait()
         finally:
             left = run.end()
-        log = Path(scratch, "log").read_text()
+        log = run.log.read_text()
         result = (run.folder.summary or {}).get("adapter_sha256", f"status {status}: {log[-200:]}")
     return {
         "lost_s": lost_s,
@@ -97,45 +94,33 @@ def measure(*, role: str = "", event: str = "") -> Figures:
 class _Run:
     """A run in a folder of its own."""
 
-    def __init__(self, scratch: Path, role: str) -> None:
-        self._role, self._log = role, scratch / "log"
-        self._mark, project = uuid.uuid4().hex, Path(configs.__file__).parents[1]
-        self._environment = os.environ | {_MARK: self._mark, "PYTHONPATH": str(project)}
-        placement: Mapping[str, Any] = {"plan.sampler_devices": 1}
-        if role == "colocated":
-            samplers = {"plan.samplers": "none", "plan.sampler_devices": "none"}
-            placement = {"plan.placement": "colocated", **samplers}
-        settings = {**_SETTINGS, "run.dir": scratch, **placement}
-        self._command = [
-            *(sys.executable, "-m", "launch.train", f"{project}/configs/demo.toml"),
-            *(f"--{key}={value}" for key, value in settings.items()),
-        ]
-        self.folder = RunFolder(scratch / "run")
-        self._process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes]
+
+    def __init__(self, scratch: Path, settings: Mapping[str, Any]) -> None:
+        self.log, self.folder = scratch / "log", RunFolder(scratch / "run")
+        self._mark = uuid.uuid4().hex
+        self._command = train_command("configs/demo.toml", settings, folder=str(scratch))
 
     def start(self) -> None:
         """Gives the command."""
-        with self._log.open("a") as output:
-            self._process = subprocess.Popen(
-                self._command, stdout=output, stderr=subprocess.STDOUT, env=self._environment
+        with self.log.open("a") as output:
+            self.process = subprocess.Popen(
+                self._command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {_MARK: self._mark},
             )
 
-    def lost_s(self, number: signal.Signals) -> float:
+    def lost_s(self, role: str, number: signal.Signals) -> float:
         """Sends the role's process a signal; returns the seconds until there is a new step."""
         self._wait_for_step(SIGNALLED_AFTER)
-        next(self._processes(ROLES[self._role])).send_signal(number)
+        next(self._processes(ROLES[role])).send_signal(number)
         signalled_s = time.monotonic()
-        if self._role == "its parent":
-            assert self._process is not None
-            self._process.wait()
+        if role == "its parent":
+            self.process.wait()
             self.start()
         self._wait_for_step(SIGNALLED_AFTER + 1)
         return time.monotonic() - signalled_s
-
-    def wait(self) -> int:
-        """Returns the exit status of the command."""
-        assert self._process is not None
-        return self._process.wait()
 
     def end(self) -> list[str]:
         """Kills the processes that are left; returns their command lines."""
@@ -147,14 +132,13 @@ class _Run:
         return left
 
     def _wait_for_step(self, step: int) -> None:
-        assert self._process is not None
         rows = self.folder.path / "metrics.jsonl"
-        while self._process.poll() is None:
+        while self.process.poll() is None:
             with suppress(OSError):
                 if f'"step": {step},' in rows.read_text():
                     return
             time.sleep(_POLL_S)
-        raise RuntimeError(f"the run ended before step {step}: {self._log.read_text()[-400:]}")
+        raise RuntimeError(f"the run ended before step {step}: {self.log.read_text()[-400:]}")
 
     def _processes(self, pattern: str = "") -> Iterator[psutil.Process]:
         """The processes of the run, by the mark in their environment; the oldest first."""
@@ -171,7 +155,8 @@ def _command_line(process: psutil.Process) -> str:
     return ""
 
 
-def _claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
+def claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
+    """That all rows end with the adapter of the first, and leave no process."""
     done = {name: figures for name, figures in found.items() if "result" in figures}
     results = [figures["result"] for figures in done.values()]
     for name, figures in done.items():
@@ -180,24 +165,20 @@ def _claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
         yield Claim(f"{name}: nothing is left ({figures['left']})", figures["left"] == "nothing")
 
 
-BENCHMARK = Benchmark(
-    [
-        Section(
-            "chaos",
-            f"kill -9 or SIGSTOP of a process of a small run after step {SIGNALLED_AFTER}: "
-            "seconds to the next step; a stopped process is found after 20 s",
-            [
-                Row("undisturbed", measure),
-                *(
-                    Row(f"{role}, {event}", measure, {"role": role, "event": event})
-                    for event in SIGNALS
-                    for role in ROLES
-                    # Without its parent a run goes on, and nobody starts it again.
-                    if (role, event) != ("its parent", "stopped")
-                ),
-            ],
-            [_claims],
-            environment={},
-        )
+def benchmark(request: argparse.Namespace) -> Benchmark:
+    """A row for each role and signal; quick: a sampler's death."""
+    # Without its parent a run goes on, and nobody starts it again.
+    faults = [(role, event) for event in SIGNALS for role in ROLES]
+    faults.remove(("its parent", "stopped"))
+    rows = [
+        Row("undisturbed", measure, seconds=30),
+        *(
+            Row(f"{role}, {event}", measure, {"role": role, "event": event}, seconds=60)
+            for role, event in ([("sampler", "killed")] if request.quick else faults)
+        ),
     ]
-)
+    title = (
+        f"kill -9 or SIGSTOP of a process of a small run after step {SIGNALLED_AFTER}: seconds to "
+        "the next step; a stopped process is found after 20 s"
+    )
+    return Benchmark([Section("chaos", title, rows, [claims])])

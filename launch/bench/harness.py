@@ -17,28 +17,41 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from configs.machine import this_machine
 from pipeline.compute.builds import cores
 from pipeline.compute.devices import malloc_environment
+from pipeline.plan.topology import TPU_COMPILER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CPU_ONLY = {"JAX_PLATFORMS": "cpu", **malloc_environment()}
-"""Environment of measurements on the CPU, the same as in a run's processes."""
+DEVICES: Mapping[str, Mapping[str, str]] = {
+    # The allocator's settings are those of a run's processes.
+    "auto": malloc_environment(),
+    "cpu": CPU_ONLY,
+    "compiler": TPU_COMPILER,
+}
+"""Environment of the rows' processes by `--device`."""
+COMPILE_S = 60.0
+"""Seconds of the TPU compiler for a program, on two cores (gemma3-1b: 20 to 150, 2026-11-27)."""
 
 Figures: TypeAlias = Mapping[str, Any]
 """Figures of a row by name, JSON values, in the order of the table's columns.
 
-Lists are only written by `--json`.
+Lists are only written by `--json`. `how`, which `in_child` adds, says whether they were measured,
+and on which device, or compiled.
 """
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "google-tunix", "qwix")
+_COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 @dataclass(frozen=True)
@@ -49,11 +62,20 @@ class Row:
         name: unique in its section; shown in the first column.
         measure: a function of a module, called in a child process.
         arguments: its keyword arguments, JSON values.
+        seconds: expected, without the TPU compiler's; see `Benchmark.expected_on`.
+        programs: that the TPU compiler compiles for it.
     """
 
     name: str
     measure: Callable[..., Figures]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    programs: int = 0
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds that it is expected to take."""
+        return self.seconds + COMPILE_S * self.programs
 
 
 @dataclass(frozen=True)
@@ -77,14 +99,12 @@ class Bound:
         least: lower bound.
         most: upper bound.
         rows: pattern of the names of the rows that it is claimed for.
-        optional: nothing is claimed for a row without the figure; otherwise it does not hold.
     """
 
     key: str
     least: float = float("-inf")
     most: float = float("inf")
     rows: str = "*"
-    optional: bool = False
 
     def __call__(self, found: Mapping[str, Figures]) -> Iterator[Claim]:
         """Returns the claim for each row."""
@@ -93,7 +113,7 @@ class Bound:
         )
         for name, row in found.items():
             value = row.get(self.key)
-            if fnmatchcase(name, self.rows) and not (value is None and self.optional):
+            if fnmatchcase(name, self.rows):
                 holds = value is not None and self.least <= value <= self.most
                 yield Claim(f"{name}: {self.key} {_cell(value) or 'missing'} ({bound})", holds)
 
@@ -107,7 +127,7 @@ class Section:
         title: what is measured, one line.
         rows: measurements.
         claims: about the figures.
-        environment: variables of the rows' processes, added to this process's.
+        environment: variables of the rows' processes, added to those of the device.
         words: says what the figures show, in lines below the table.
         draw: makes a picture of the figures by row name, which is written beside `--json`.
     """
@@ -116,7 +136,7 @@ class Section:
     title: str
     rows: Sequence[Row]
     claims: Sequence[Claims] = ()
-    environment: Mapping[str, str] = field(default_factory=lambda: CPU_ONLY)
+    environment: Mapping[str, str] = field(default_factory=dict)
     words: Callable[[Mapping[str, Figures]], Iterable[str]] | None = None
     draw: Callable[[Mapping[str, Figures]], Figure] | None = None
 
@@ -145,13 +165,13 @@ class Benchmark:
 
     Attributes:
         sections: in order.
-        needs_compiler: whether nothing can be measured without the TPU compiler.
         needs: packages of a peer, without which nothing can be measured.
+        expected_on: the machine of the rows' expected seconds.
     """
 
     sections: Sequence[Section]
-    needs_compiler: bool = False
     needs: Sequence[str] = ()
+    expected_on: str = "two idle cores"
 
 
 def in_child(
@@ -161,6 +181,9 @@ def in_child(
     environment: Mapping[str, str],
 ) -> dict[str, Any]:
     """Calls a function in a new process, isolated from the memory and settings of others.
+
+    Returns:
+        Its figures; `how` is added unless they have it.
 
     Raises:
         RuntimeError: if the process failed, with the last lines of its standard error.
@@ -181,6 +204,14 @@ def in_child(
     return found
 
 
+def how() -> str:
+    """How this process, a child, gets its figures: "measured on DEVICE" or "compiled for a v5e"."""
+    if TPU_COMPILER.items() <= os.environ.items():
+        return "compiled for a v5e"
+    jax = sys.modules.get("jax")
+    return f"measured on {jax.devices()[0].device_kind if jax else 'cpu'}"
+
+
 def medians(runs: Mapping[str, Callable[[], Any]], *, repeats: int) -> dict[str, float]:
     """Returns the median seconds of each run; they run in turns, so that other load is shared."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -192,15 +223,61 @@ def medians(runs: Mapping[str, Callable[[], Any]], *, repeats: int) -> dict[str,
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def machine() -> dict[str, str]:
-    """Returns date, processor, cores, and the versions of compilers and libraries."""
+def lines(points: Mapping[str, Sequence[Sequence[float]]], *, x: str, y: Sequence[str]) -> Figure:
+    """Draws a line for each row, in a pane for each of `y`, on logarithmic axes.
+
+    Args:
+        points: of each row: x, and a value for each of `y`.
+        x: name of the axis.
+        y: names of the panes' axes.
+    """
+    # Imported late: the command's help does without matplotlib.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2 + 3.7 * len(y), 3.8), layout="constrained")
+    for column, name in enumerate(y, 1):
+        pane = figure.add_subplot(1, len(y), column)
+        for label, some in points.items():
+            pane.plot([p[0] for p in some], [p[column] for p in some], ".-", label=label)
+        pane.set(xlabel=x, ylabel=name, xscale="log", yscale="log")
+        pane.grid(alpha=0.3)
+    pane.legend(fontsize="x-small")
+    return figure
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """Yields a list that gets one entry per compilation by XLA inside the block."""
+    # Imported late: the command itself does without JAX.
+    import jax
+
+    seen: list[str] = []
+
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
+        del duration_secs
+        if event == _COMPILED:
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def machine(packages: Sequence[str] = ()) -> dict[str, str]:
+    """Returns date, processor, cores, accelerator, and the versions of compilers and libraries.
+
+    Args:
+        packages: of a peer, whose versions are also named.
+    """
     about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     names = [line.partition(":")[2].strip() for line in about if line.startswith("model name")]
     processor = names[0] if names else platform.machine()
-    versions = [f"Python {platform.python_version()}", *map(_version, _PACKAGES)]
+    versions = [f"Python {platform.python_version()}", *map(_version, (*_PACKAGES, *packages))]
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": f"{processor}, {cores()} cores",
+        "machine": f"{processor}, {cores()} cores; {this_machine().why}",
         "versions": ", ".join(versions),
     }
 
@@ -215,8 +292,8 @@ def _version(package: str) -> str:
 def main() -> None:
     """Calls the function in the child process."""
     module, name = sys.argv[1:]
-    function = getattr(importlib.import_module(module), name)
-    print(json.dumps(function(**json.load(sys.stdin))))
+    found = getattr(importlib.import_module(module), name)(**json.load(sys.stdin))
+    print(json.dumps(found if "how" in found else {"how": how(), **found}))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """`python -m launch.bench hbm`: memory and time of the learner on a v5e chip, ours and Tunix's.
 
-By the TPU compiler: the gradient program of gemma3-1b with a LoRA of rank 32 on all matrices, one
-backward pass for all sequences; Tunix's GRPO loss and gradient.
+By the TPU compiler: the gradient of gemma3-1b with a LoRA of rank 32 on all matrices, in one
+backward pass for all sequences. `launch.bench sizing` has the sampler's memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import argparse
 from typing import Any
 
 import jax
@@ -14,107 +14,73 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from tunix.models.gemma3 import model as gemma3
 
-from launch.bench.harness import Benchmark, Bound, Claim, Figures, Row, Section
-from launch.bench.small_gemma import preset
-from launch.bench.tunix import Peer, on, train_example
-from launch.bench.v5e import PROMPT, figures, planned, traced_figures, v5e_config, v5e_preset
+from configs.schema import Config
+from launch.bench.harness import Benchmark, Bound, Figures, Row, Section
+from launch.bench.tunix import Peer, train_example
+from launch.bench.v5e import figures, traced_figures, v5e_config
 from pipeline.compute.aot.compile import v5e_devices
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.data.models.find_shape import shape_of
 from pipeline.plan.cost_model.memory import memory_beside
-from pipeline.plan.topology import TPU_COMPILER
 
-LENGTH = 1024
-"""Tokens of a sequence, 256 of the prompt among them."""
-MOST, MOST_GIB = "128", 12.0
-"""Sequences whose gradient must fit into this part of a chip; the rest is for the sampler."""
-NEAR_BEST = 1.03
-"""A micro-batch is large enough if its time a token is at most this multiple of the best."""
+PROMPT, COMPLETION = 256, 768
+"""Tokens of a sequence."""
 BETA = 0.08
 """Weight of the KL term in Tunix's own recipes, with one reference log-prob a token."""
 
 
-def ours(*, sequences: int) -> dict[str, Any]:
-    """Returns figures of the learner's gradient on `sequences` of `LENGTH` tokens.
-
-    Adam's moments, two float32 values per adapter parameter, are added to the memory.
-    """
-    config = v5e_config("gemma3_1b", length=LENGTH, plan__micro_batch_tokens=sequences * LENGTH)
+def ours(*, sequences: int) -> Figures:
+    """Our gradient, and Adam's two float32 moments."""
+    config = _config(sequences)
     program = f"gradient {sequences}"
     moments = memory_beside(config, shape_of(config), program)["optimizer"]
-    return _by_token(figures(config, program, beside=moments), sequences * LENGTH)
+    return _by_token(figures(config, program, beside=moments), sequences)
 
 
-def theirs(*, sequences: int, remat: bool = False) -> dict[str, Any]:
-    """Returns figures of Tunix's GRPO loss and LoRA gradient, base and batch on one chip.
-
-    Args:
-        sequences: of `LENGTH` tokens.
-        remat: use its remat, repaired.
-    """
+def tunix(*, sequences: int) -> Figures:
+    """Tunix's GRPO loss and gradient; Adam's moments have the LoRA's dtype, bfloat16."""
     place = NamedSharding(make_mesh(v5e_devices(1)), PartitionSpec())
-    config = v5e_config("gemma3_1b", length=LENGTH)
-    peer = Peer.create(gemma3.ModelConfig.gemma3_1b_it(), config.lora, remat=remat, beta=BETA)
-    completions = jax.ShapeDtypeStruct((sequences, LENGTH - PROMPT), jnp.int32)
+    model = gemma3.ModelConfig.gemma3_1b_it()
+    peer = Peer.create(model, _config(sequences).lora, beta=BETA)
     example = jax.eval_shape(
         train_example,
         jax.ShapeDtypeStruct((sequences, PROMPT), jnp.int32),
-        completions,
+        jax.ShapeDtypeStruct((sequences, COMPLETION), jnp.int32),
         jax.ShapeDtypeStruct((sequences,), jnp.float32),
-        jax.ShapeDtypeStruct(completions.shape, jnp.float32),
+        jax.ShapeDtypeStruct((sequences, COMPLETION), jnp.float32),
     )
-    traced = jax.jit(peer.gradient).trace(
-        on(place, peer.lora), on(place, peer.base), on(place, example)
+    given = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        (peer.lora, peer.base, example),
     )
-    # Both moments of Adam have the LoRA's dtype, bfloat16.
     leaves = jax.tree.leaves(peer.lora)
     moments = 2 * sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
-    return _by_token(traced_figures(traced, beside=moments), sequences * LENGTH)
+    return _by_token(
+        traced_figures(jax.jit(peer.gradient).trace(*given), beside=moments), sequences
+    )
 
 
-def _by_token(found: dict[str, Any], tokens: int) -> dict[str, Any]:
-    """Adds the estimated microseconds a token; absent if the program does not fit."""
-    return found | ({"us_per_token": 1e3 * found["ms"] / tokens} if found["fits"] else {})
+def _config(sequences: int) -> Config:
+    rows = {"plan__micro_batch_tokens": sequences * (PROMPT + COMPLETION)}
+    return v5e_config("gemma3_1b", slots=16, prompt=PROMPT, new=COMPLETION, **rows)
 
 
-def the_preset_is_the_smallest_good_one(found: Mapping[str, Figures]) -> Iterator[Claim]:
-    """Claims that the preset's micro-batch is the smallest near the best time a token."""
-    times = {name: row["us_per_token"] for name, row in found.items() if "us_per_token" in row}
-    if len(times) > 1:
-        best = min(times.values())
-        name = next(name for name, us in times.items() if us <= NEAR_BEST * best)
-        config = planned(preset(v5e_preset("gemma3_1b")))
-        rows = config.micro_batch_rows // config.plan.learner_devices
-        sequences = str(rows * config.row_tokens // LENGTH)
-        yield Claim(
-            f"the smallest micro-batch within 3% of the best time a token ({best:.2f} µs) is the "
-            f"preset's of {sequences}: {name} sequences, {times[name]:.2f} µs",
-            name == sequences,
-        )
+def _by_token(found: dict[str, Any], sequences: int) -> Figures:
+    if not found["fits"]:
+        return found
+    return {**found, "us_per_token": 1e3 * found["ms"] / (sequences * (PROMPT + COMPLETION))}
 
 
-BENCHMARK = Benchmark(
-    (
-        Section(
-            "gradient",
-            "Ours, gemma3-1b, LoRA of rank 32 on all matrices, topk KL with k = 64, sequences of "
-            "256 + 768 tokens on one v5e chip: one backward for all of them; Adam included",
-            [Row(str(count), ours, {"sequences": count}) for count in (1, 2, 4, 8, 16, 128, 160)],
-            (Bound("gib", most=MOST_GIB, rows=MOST), the_preset_is_the_smallest_good_one),
-        ),
-        Section(
-            "tunix",
-            "Tunix 0.1.7's GRPO loss, the same model, LoRA and lengths, base on every chip",
-            [
-                Row("base on every chip, 8", theirs, {"sequences": 8}),
-                Row(
-                    "base on every chip, remat repaired, 16",
-                    theirs,
-                    {"sequences": 16, "remat": True},
-                ),
-            ],
-            environment=TPU_COMPILER,
-        ),
-    ),
-    needs_compiler=True,
-)
+def benchmark(request: argparse.Namespace) -> Benchmark:
+    """Rows for small and large micro-batches, and for Tunix's largest that fits."""
+    del request
+    rows = [
+        *(Row(f"{n} sequences", ours, {"sequences": n}, programs=1) for n in (1, 2, 8, 32, 128)),
+        Row("Tunix, 8 sequences", tunix, {"sequences": 8}, programs=1),
+    ]
+    title = (
+        f"GiB of a v5e chip's 15.75 for the gradient of sequences of {PROMPT} + {COMPLETION} "
+        "tokens, Adam included; ours with topk KL, k = 64, each layer recomputed; Tunix's loss as "
+        "it ships, base on every chip; milliseconds are the compiler's estimate"
+    )
+    return Benchmark([Section("gradient", title, rows, [Bound("gib", most=12.0, rows="128 *")])])

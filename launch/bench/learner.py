@@ -1,4 +1,4 @@
-"""`python -m launch.bench learner`: the cost of gradients on this machine's CPU, beside peers.
+"""`python -m launch.bench learner`: the cost of gradients beside Tunix's.
 
 All sides have the same weights, tokens and loss: GRPO at ratio 1 without a KL term, a mean over all
 tokens, and no optimizer.
@@ -6,6 +6,7 @@ tokens, and no optimizer.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,30 +15,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 from flax import nnx
 
 from configs.schema import Config
-from launch.bench.harness import CPU_ONLY, Benchmark, Bound, Row, Section, medians
-from launch.bench.small_gemma import (
-    SMALL,
-    preset,
-    random_adapter,
-    random_weights,
-    small_config,
-    small_policy,
-)
-from launch.bench.small_gemma import VOCABULARY as SMALL_VOCABULARY
+from launch.bench.harness import Benchmark, Bound, Figures, Row, Section, medians
+from launch.bench.small_gemma import SLOTS, SMALL, one_device, random_policy
 from launch.bench.tunix import PAD, Peer, train_example
 from pipeline.compute.learner.batches import DeviceBatch, place_inputs
-from pipeline.compute.learner.losses import weighted_sum
 from pipeline.compute.learner.programs import LearnerPrograms
-from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params, Policy
-from pipeline.compute.model.remat import Remat
-from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.compute.opening import open_model
 from pipeline.data.batching import micro_batches, token_weights
 from pipeline.plan.cost_model.workload import completion_lengths
 from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, Segment
@@ -53,8 +40,6 @@ BODY: dict[str, Any] = SMALL | {
 PROMPT, COMPLETION = 256, 768
 VOCABULARY = Vocabulary(pad=0, stops=(1,), forbidden=())
 """Tunix's loss forbids no token."""
-ROOM = 0.8
-"""Share of the free memory that a program may use."""
 
 
 @dataclass(frozen=True)
@@ -136,17 +121,12 @@ class Case:
             sum(batch.advantages.size for batch in self.batches),
         )
 
-    def theirs(self, *, remat: bool = False) -> Gradient:
-        """Compiles Tunix's gradient program: a row for each rollout, padded to the longest.
-
-        Args:
-            remat: recompute layers; its recipes do not.
-        """
+    def theirs(self) -> Gradient:
+        """Compiles Tunix's gradient program: a row for each rollout, padded to the longest."""
         peer = Peer.create(
             self.policy.architecture.config,
             self.config.lora,
             temperature=self.config.rollout.temperature,
-            remat=remat,
         )
         longest = max(len(rollout.completion.tokens) for rollout in self.rollouts)
         completions = np.full((len(self.rollouts), longest), PAD, np.int32)
@@ -168,32 +148,6 @@ class Case:
         positions = example.prompt_ids.size + completions.size
         return Gradient(run, _temporary_bytes(program), positions)
 
-    def materialised(self) -> Params:
-        """Returns the gradient of REINFORCE (GRPO at ratio 1) with the same body and whole logits.
-
-        Logits are float32 for every dtype of the body.
-        """
-        (batch,), plan = self.batches, self.config.plan
-
-        def loss(adapter: Params) -> jax.Array:
-            hidden, _ = self.policy.bind(self.base, adapter, exact=True)(
-                batch.inputs.tokens,
-                batch.inputs.positions,
-                attend=self.programs.attention(batch.inputs),
-                remat=Remat(plan.remat, plan.layer_tokens),
-            )
-            embedding = self.policy.embedding(self.base)
-            logits = jnp.einsum(
-                "rsd,vd->rsv", hidden, embedding, preferred_element_type=jnp.float32
-            )
-            logprobs = jax.nn.log_softmax(logits / self.config.rollout.temperature)
-            targets = batch.inputs.targets[..., None]
-            taken = jnp.take_along_axis(logprobs, targets, axis=-1)[..., 0]
-            return weighted_sum(-taken * batch.advantages, batch.inputs.weights)
-
-        gradient: Params = jax.jit(jax.grad(loss))(self.adapter)
-        return gradient
-
 
 def _temporary_bytes(program: jax.stages.Compiled) -> int:
     memory = program.memory_analysis()
@@ -201,25 +155,40 @@ def _temporary_bytes(program: jax.stages.Compiled) -> int:
     return int(memory.temp_size_in_bytes)
 
 
-def wide_case(*, sequences: int, dtype: str) -> Case:
-    """`BODY` with random weights and sequences of the same length, the same at each call."""
-    row = PROMPT + COMPLETION
-    config = preset(
+def make_config(
+    *,
+    prompt: int,
+    new: int,
+    group: int,
+    in_row: int,
+    rows: int = 1,
+    dtype: str = "float32",
+    share: bool = True,
+) -> Config:
+    """Micro-batches of `rows` rows, each with room for `in_row` of the longest sequences."""
+    row = in_row * (prompt + new)
+    return one_device(
         "demo",
+        slots=SLOTS,
+        prompt=prompt,
+        new=new,
         model__dtype=dtype,
         lora__rank=8,
         lora__alpha=16.0,
-        rollout__max_prompt_tokens=PROMPT,
-        rollout__max_new_tokens=COMPLETION,
+        rollout__group_size=group,
         rollout__temperature=0.9,
         learner__token_weights="token",
-        plan__learner_devices=1,
+        learner__share_prefix=str(share).lower(),
         plan__row_tokens=row,
-        plan__micro_batch_tokens=sequences * row,
+        plan__micro_batch_tokens=rows * row,
     )
-    shape = architecture(BODY, dtype=jnp.dtype(dtype))
-    policy = Policy(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
-    base, adapter = random_weights(policy, np.random.default_rng(0), scales={})
+
+
+def wide_case(*, sequences: int, dtype: str) -> Case:
+    """`BODY` with random weights and sequences of the same length, the same at each call."""
+    sizes: dict[str, Any] = {"prompt": PROMPT, "new": COMPLETION, "group": 2}
+    config = make_config(**sizes, in_row=1, rows=sequences, dtype=dtype)
+    policy, base, adapter = random_policy(BODY, dtype, config.lora, scales={})
     lengths = [COMPLETION] * sequences
     rollouts = random_rollouts(lengths, prompt=PROMPT, prompts=sequences, vocab=BODY["vocab_size"])
     return Case(config, policy, VOCABULARY, base, adapter, rollouts)
@@ -259,46 +228,63 @@ def random_rollouts(
     ]
 
 
-def memory_and_time(*, sequences: int, repeats: int) -> dict[str, Any]:
-    """Returns temporaries, time and difference of both gradients in float32, alternating.
+def wide_gradient(*, dtype: str, repeats: int) -> Figures:
+    """Temporaries, time and difference of the gradients of ours and of Tunix, in turns.
 
-    Programs that need too much memory are compiled, but not run.
+    Args:
+        dtype: of the model.
+        repeats: of each.
+
+    Returns:
+        In bfloat16 also the difference of each from Tunix's gradient in float32 at the same values,
+        which is the rounding of the dtype.
     """
-    case = wide_case(sequences=sequences, dtype="float32")
+    case = wide_case(sequences=1, dtype=dtype)
     ours, theirs = case.ours(), case.theirs()
-    found: dict[str, Any] = {
-        "ours_mib": ours.temporary_bytes / 2**20,
-        "theirs_mib": theirs.temporary_bytes / 2**20,
-        "memory_ratio": theirs.temporary_bytes / ours.temporary_bytes,
-    }
-    room = ROOM * psutil.virtual_memory().available
-    if max(ours.temporary_bytes, theirs.temporary_bytes) > room:
-        return found | {"not_run": "yes"}
-    found["apart"] = apart(ours.run(), theirs.run())
-    seconds = medians({"ours_s": ours.run, "theirs_s": theirs.run}, repeats=repeats)
-    return found | seconds | {"time_ratio": seconds["theirs_s"] / seconds["ours_s"]}
-
-
-def exactness(*, sequences: int, dtype: str) -> dict[str, Any]:
-    """Returns the error of the LoRA's gradient against whole logits, for the worst leaf.
-
-    Also the errors of both against whole logits in float32 at the same values: the cost of the
-    dtype, independent of the implementation.
-    """
-    case = wide_case(sequences=sequences, dtype=dtype)
-    ours, whole = case.ours().run(), case.materialised()
-    found = {"tokens": sequences * (PROMPT + COMPLETION), "apart": apart(ours, whole)}
+    one, other = ours.run(), theirs.run()
+    found = {"apart": apart(one, other), **_beside(ours, {"tunix": theirs}, repeats=repeats)}
     if dtype == "float32":
         return found
 
     def widened(params: Params) -> Params:
         return {name: x.astype(dtype).astype(jnp.float32) for name, x in params.items()}
 
-    wide = wide_case(sequences=sequences, dtype="float32")
-    exact = replace(wide, base=widened(case.base), adapter=widened(case.adapter)).materialised()
-    rounded = {"ours_rounded": apart(ours, exact), "whole_rounded": apart(whole, exact)}
-    ratio = rounded["ours_rounded"] / rounded["whole_rounded"]
-    return {**found, **rounded, "rounded_ratio": ratio}
+    wide = wide_case(sequences=1, dtype="float32")
+    exact = replace(wide, base=widened(case.base), adapter=widened(case.adapter)).theirs().run()
+    rounded = {"ours_rounded": apart(one, exact), "tunix_rounded": apart(other, exact)}
+    return {**found, **rounded, "more_rounded": rounded["ours_rounded"] / rounded["tunix_rounded"]}
+
+
+def shared_prompts(*, prompt: int, mean: int, cap: int, group: int, repeats: int) -> Figures:
+    """A step of four groups, each side in one pass: shared and separate prompts, Tunix."""
+    # With four sequences in a row separate prompts have little padding.
+    sizes: dict[str, Any] = {"prompt": prompt, "new": cap, "group": group, "in_row": 4}
+    lora = make_config(**sizes).lora
+    policy, base, adapter = random_policy(SMALL, "float32", lora, scales={})
+    lengths = completion_lengths(4 * group, mean=mean, cap=cap)
+    rollouts = random_rollouts(lengths, prompt=prompt, prompts=4, vocab=SMALL["vocab_size"])
+
+    def in_one_pass(*, share: bool) -> Case:
+        one_row = make_config(**sizes, share=share)
+        case = Case(one_row, policy, VOCABULARY, base, adapter, rollouts)
+        return replace(case, config=make_config(**sizes, share=share, rows=len(case.batches)))
+
+    shared, separate = in_one_pass(share=True), in_one_pass(share=False)
+    others = {"separate": separate.ours(), "tunix": shared.theirs()}
+    return _beside(shared.ours(), others, repeats=repeats)
+
+
+def _beside(ours: Gradient, others: Mapping[str, Gradient], *, repeats: int) -> Figures:
+    """Positions, temporaries and seconds, in turns, and ratios to ours."""
+    every = {"ours": ours, **others}
+    seconds = medians({name: one.run for name, one in every.items()}, repeats=repeats)
+    return {
+        **{f"{name}_positions": one.positions for name, one in every.items()},
+        **{f"{name}_mib": one.temporary_bytes / 2**20 for name, one in every.items()},
+        **{f"{name}_s": value for name, value in seconds.items()},
+        **{f"{name}_ratio": seconds[name] / seconds["ours"] for name in others},
+        "memory_ratio": others["tunix"].temporary_bytes / ours.temporary_bytes,
+    }
 
 
 def apart(one: Mapping[str, jax.Array], other: Mapping[str, jax.Array]) -> float:
@@ -311,143 +297,45 @@ def apart(one: Mapping[str, jax.Array], other: Mapping[str, jax.Array]) -> float
     )
 
 
-def shared_prompts(*, prompt: int, mean: int, cap: int, group: int, repeats: int) -> dict[str, Any]:
-    """Returns figures of a step of four groups, in one pass: shared and separate prompts, Tunix."""
-    # Four of the longest sequences, so that separate prompts have little padding.
-    prompts, row = 4, 4 * (prompt + cap)
-
-    def with_prompts(*, share: bool, rows: int) -> Config:
-        return small_config(
-            rollout__group_size=group,
-            rollout__max_prompt_tokens=prompt,
-            rollout__max_new_tokens=cap,
-            plan__segment_steps=1,
-            plan__prefill_tokens=prompt,
-            plan__row_tokens=row,
-            plan__micro_batch_tokens=rows * row,
-            learner__token_weights="token",
-            learner__share_prefix=str(share).lower(),
-        )
-
-    config = small_config()
-    policy, base, adapter = small_policy(config)
-    lengths = completion_lengths(prompts * group, mean=mean, cap=cap)
-    rollouts = random_rollouts(lengths, prompt=prompt, prompts=prompts, vocab=SMALL["vocab_size"])
-    case = Case(config, policy, SMALL_VOCABULARY, base, adapter, rollouts)
-    gradients = {"tunix": case.theirs()}
-    for name, share in (("shared", True), ("separate", False)):
-        single_rows = replace(case, config=with_prompts(share=share, rows=1))
-        one_pass = with_prompts(share=share, rows=len(single_rows.batches))
-        gradients[name] = replace(case, config=one_pass).ours()
-    return _beside_shared(gradients, repeats=repeats)
-
-
-def shared_prompts_of(*, config: str, prompt: int, mean: int, repeats: int) -> dict[str, Any]:
-    """Returns figures of a whole update of a preset, with shared and with separate prompts.
-
-    Args:
-        config: name of the preset.
-        prompt: tokens of each prompt.
-        mean: tokens of a completion, on average; at most `rollout.max_new_tokens`.
-        repeats: runs of each.
-    """
-    shared = preset(config)
-    rollout, plan = shared.rollout, shared.plan
-    # Four of the longest sequences in a row, and micro-batches of about the same size.
-    row = 4 * rollout.max_tokens
-    together = row * plan.learner_devices
-    separate = preset(
-        config,
-        learner__share_prefix="false",
-        plan__row_tokens=row,
-        plan__micro_batch_tokens=together * max(1, (plan.micro_batch_tokens or 0) // together),
+def benchmark(request: argparse.Namespace) -> Benchmark:
+    """Rows for a large vocabulary, and for shared prompts."""
+    quick = request.quick
+    repeats = 1 if quick else 3
+    wide = Section(
+        "gradient",
+        "The gradient of a LoRA under 262,144 entries: two layers, width 64, a sequence of "
+        "256 + 768 tokens; medians of runs in turns. Differences are those of the LoRA's worst "
+        "leaf, relative to its norm; in bfloat16 both sides round, and ours not more",
+        [
+            Row(dtype, wide_gradient, {"dtype": dtype, "repeats": repeats}, seconds=seconds)
+            for dtype, seconds in (("float32", 40), ("bfloat16", 80))
+            if not quick or dtype == "float32"
+        ],
+        [
+            Bound("memory_ratio", least=10),
+            Bound("tunix_ratio", least=1, rows="float32"),
+            Bound("apart", most=1e-5, rows="float32"),
+            Bound("more_rounded", most=1.1, rows="bfloat16"),
+        ],
     )
-    opened, prompts = open_model(shared, role="learner"), rollout.prompts_per_step
-    adapter = random_adapter(opened.policy, np.random.default_rng(0))
-    lengths = completion_lengths(
-        prompts * rollout.group_size, mean=mean, cap=rollout.max_new_tokens
+    shapes = ((40, 3, 6, 8), (160, 48, 128, 8), (320, 48, 128, 16))
+    shared = Section(
+        "shared",
+        "A step's gradient of 4 groups, seven layers of width 128, float32: rollouts share their "
+        "prompt, have one each, or a padded row each (Tunix); medians of runs in turns",
+        [
+            Row(
+                f"prompts of {prompt}, {mean} tokens of at most {cap}, groups of {group}",
+                shared_prompts,
+                {"prompt": prompt, "mean": mean, "cap": cap, "group": group, "repeats": repeats},
+                seconds=prompt * group / 20,
+            )
+            for prompt, mean, cap, group in (shapes[:1] if quick else shapes)
+        ],
+        # A GPU that is mostly idle computes the short rows as fast in Tunix's one pass.
+        [
+            Bound("separate_ratio", least=1.0),
+            Bound("tunix_ratio", least=1.0, rows="prompts of 320*"),
+        ],
     )
-    vocab = SMALL["vocab_size"]
-    rollouts = random_rollouts(lengths, prompt=prompt, prompts=prompts, vocab=vocab)
-    case = Case(shared, opened.policy, opened.vocabulary, opened.base, adapter, rollouts)
-    gradients = {"shared": case.ours(), "separate": replace(case, config=separate).ours()}
-    return _beside_shared(gradients, repeats=repeats)
-
-
-def _beside_shared(gradients: Mapping[str, Gradient], *, repeats: int) -> dict[str, Any]:
-    """Returns positions, temporaries and seconds, in turns, and ratios to shared prompts."""
-    seconds = medians({name: one.run for name, one in gradients.items()}, repeats=repeats)
-    return {
-        **{f"{name}_positions": one.positions for name, one in gradients.items()},
-        **{f"{name}_mib": one.temporary_bytes / 2**20 for name, one in gradients.items()},
-        **{f"{name}_s": value for name, value in seconds.items()},
-        **{
-            f"{name}_ratio": value / seconds["shared"]
-            for name, value in seconds.items()
-            if name != "shared"
-        },
-    }
-
-
-BENCHMARK = Benchmark(
-    (
-        Section(
-            "gradient",
-            "The gradient of a LoRA under 262,144 entries: two layers, width 64, sequences of "
-            "256 + 768 tokens, float32; medians of runs in turns",
-            [
-                Row(f"{1024 * n:,} tokens", memory_and_time, {"sequences": n, "repeats": 3})
-                for n in (1, 4)
-            ],
-            (
-                Bound("memory_ratio", least=10),
-                # Absent where a program is too large to run.
-                Bound("time_ratio", least=1, optional=True),
-            ),
-        ),
-        Section(
-            "exact",
-            "The same gradient against whole logits in float32: the LoRA's worst leaf, relative "
-            "to its norm; and how far rounding in the body takes both",
-            [
-                Row(dtype, exactness, {"sequences": 1, "dtype": dtype})
-                for dtype in ("float32", "bfloat16")
-            ],
-            (
-                Bound("apart", most=1e-5, rows="float32"),
-                Bound("apart", most=1e-2, rows="bfloat16"),
-                Bound("rounded_ratio", most=1.1, rows="bf*"),
-            ),
-        ),
-        Section(
-            "shared",
-            "A step's gradient of 4 groups, seven layers of width 128, float32: rollouts share "
-            "their prompt, have one each, or a padded row each (Tunix); medians of runs in turns",
-            [
-                Row(
-                    f"prompts of {prompt}, {mean} tokens of at most {cap}, groups of {group}",
-                    shared_prompts,
-                    {"prompt": prompt, "mean": mean, "cap": cap, "group": group, "repeats": 3},
-                )
-                for prompt, mean, cap in ((40, 3, 6), (40, 48, 128), (160, 48, 128), (320, 48, 128))
-                for group in (8, 16)
-            ],
-            (Bound("separate_ratio", least=1.0), Bound("tunix_ratio", least=1.0)),
-        ),
-        Section(
-            "updates",
-            "A whole update of a preset, without its optimizer, on two CPU devices: shared and "
-            "separate prompts; medians of runs in turns. `python -m launch.demo.gemma` fetches "
-            "Gemma 3 270m",
-            [
-                Row(config, shared_prompts_of, {"config": config, "repeats": 5} | lengths)
-                for config, lengths in (
-                    ("demo", {"prompt": 44, "mean": 27}),
-                    ("gemma3_270m_cpu", {"prompt": 40, "mean": 3}),
-                )
-            ],
-            (Bound("separate_ratio", least=1.0),),
-            CPU_ONLY | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
-        ),
-    )
-)
+    return Benchmark([wide, shared])

@@ -10,9 +10,6 @@ compiled programs of an earlier run.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,10 +21,10 @@ from safetensors.numpy import load_file
 
 from configs.load import load_config
 from launch.bench.harness import CPU_ONLY, Benchmark, Claim, Figures, Row, Section, in_child
+from launch.bench.launched import trained
 from launch.bench.rates import Runs
 from launch.peak_memory import PeakMemory
 from pipeline.run.cache_folder import CACHE_VARIABLE
-from pipeline.run.report.run_records import read_run
 
 OURS, TUNIX = "ours", "Tunix"
 THIRD = 3.0
@@ -36,31 +33,26 @@ THIRD = 3.0
 
 def ours(*, config: str, seed: int, lr: float, seconds: float, every: int) -> Figures:
     """A run of this pipeline with a time budget; see `_figures`."""
-    with tempfile.TemporaryDirectory(prefix="race") as scratch:
-        settings = {
-            "run.dir": scratch,
-            "run.name": "run",
-            "run.seed": seed,
-            "learner.lr": lr,
-            "budget.steps": "none",
-            "budget.time": f"{seconds:.0f}s",
-            "eval.every_steps": every,
-            "wandb.mode": "disabled",
-        }
-        options = [f"--{key}={value}" for key, value in settings.items()]
-        with PeakMemory() as peak:
-            _run([sys.executable, "-m", "launch.train", config, *options], cache=scratch)
-        run = read_run(Path(scratch, "run"))
+    settings = {
+        "run.seed": seed,
+        "learner.lr": lr,
+        "budget.steps": "none",
+        "budget.time": f"{seconds:.0f}s",
+        "eval.every_steps": every,
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="race") as cache,
+        PeakMemory() as peak,
+        trained(config, settings, environment={CACHE_VARIABLE: cache}) as run,
+    ):
         elapsed = [row["time/elapsed_s"] for row in run.metrics]
         rollout = load_config(config).rollout
         rollouts = rollout.prompts_per_step * rollout.group_size
         tokens = np.cumsum([rollouts * row["rollout/tokens_mean"] for row in run.metrics]).tolist()
         validated = {one["step"]: one["accuracy"] for one in run.evaluations("validation")}
         (before,) = run.evaluations("test_before")
-        test_after = run.summary["eval"]["after"]["accuracy"]
-    return _figures(
-        validated, elapsed, tokens, test=(before["accuracy"], test_after), peak_bytes=peak.bytes
-    )
+        test = before["accuracy"], run.summary["eval"]["after"]["accuracy"]
+    return _figures(validated, elapsed, tokens, test=test, peak_bytes=peak.bytes)
 
 
 def tunix(*, config: str, seed: int, lr: float, seconds: float, every: int) -> Figures:
@@ -132,18 +124,6 @@ def _figures(
         "peak_gib": peak_bytes / 2**30,
         "points": points,
     }
-
-
-def _run(command: Sequence[str], *, cache: str) -> None:
-    """Runs a command, with compiled programs in a new folder inside of `cache`."""
-    environment = os.environ | {CACHE_VARIABLE: f"{cache}/cache"}
-    with tempfile.TemporaryFile("w+") as log:
-        done = subprocess.run(
-            command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False
-        )
-        log.seek(0)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)}: {log.read()[-2000:]}")
 
 
 def draw(found: Mapping[str, Figures]) -> Figure:
@@ -223,22 +203,24 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         raise ValueError("data.validation and data.test are needed: the race is judged on them")
     if config.learner.schedule != "constant" or config.learner.loss != "grpo":
         raise ValueError("the race needs learner.schedule = constant and learner.loss = grpo")
-    given = {"config": request.config, "seconds": 60 * request.minutes, "every": request.every}
-    return Benchmark(
-        (
-            Section(
-                "race",
-                f"The same task for {request.minutes:g} minutes: accuracies on the test split, of "
-                "the base and of the best version by validation; memory of all processes",
-                [
-                    Row(f"{side}, lr {lr:g}, seed {seed}", run, {**given, "lr": lr, "seed": seed})
-                    for seed in request.seeds
-                    for lr in request.lr or [config.learner.lr]
-                    for side, run in ((OURS, ours), (TUNIX, tunix))
-                ],
-                [_claims],
-                environment=CPU_ONLY if config.plan.platform == "cpu" else {},
-                draw=draw,
-            ),
+    minutes = request.minutes or (3 if request.quick else 6)
+    seeds = request.seeds or ([0] if request.quick else [0, 1, 2])
+    given = {"config": request.config, "seconds": 60 * minutes, "every": request.every}
+    rows = [
+        Row(
+            f"{side}, lr {lr:g}, seed {seed}",
+            run,
+            {**given, "lr": lr, "seed": seed},
+            # Tunix's versions are evaluated afterwards.
+            seconds=60 * (minutes + (side == TUNIX)),
         )
+        for seed in seeds
+        for lr in request.lr or [config.learner.lr]
+        for side, run in ((OURS, ours), (TUNIX, tunix))
+    ]
+    title = (
+        f"The same task for {minutes:g} minutes: accuracies on the test split, of the base and of "
+        "the best version by validation; memory of all processes"
     )
+    environment = CPU_ONLY if config.plan.platform == "cpu" else {}
+    return Benchmark([Section("race", title, rows, [_claims], environment, draw=draw)])

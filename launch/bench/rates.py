@@ -46,8 +46,10 @@ from pipeline.types import (
     RolloutRequest,
 )
 
+STEP_S = 5.0
+"""Seconds of a step, as the demo's on two cores."""
 SAMPLES = 8
-"""Samples of a prompt where the base or a validation is sampled at temperature 1."""
+"""Samples of a prompt where a validation is sampled at temperature 1."""
 
 
 class Runs:
@@ -84,26 +86,6 @@ class Runs:
     def _learner(self) -> Learner:
         """Compiled at the first use: what only samples does not wait for it."""
         return Learner(self.policy, self._base, self.config, self._vocabulary)
-
-    def ability(self, prompts: int = 128) -> dict[str, float]:
-        """What the base does with the first training prompts, at temperature 1.
-
-        Args:
-            prompts: how many.
-
-        Returns:
-            Shares: `sampled`: of right answers; `pass@8`: of prompts with a right answer; `mixed`:
-            of prompts with a right and a wrong one; `well_formed`: of well-formed answers.
-        """
-        chosen = self.data.train.prompts[:prompts]
-        judged = self.measure(chosen, self.policy.no_adapter(), samples=SAMPLES)
-        right = judged.correct.mean(axis=1)
-        return {
-            "sampled": float(right.mean()),
-            f"pass@{SAMPLES}": float((right > 0).mean()),
-            "mixed": float(((right > 0) & (right < 1)).mean()),
-            "well_formed": float(judged.well_formed.mean()),
-        }
 
     def run(self, *, lr: float, seed: int, steps: int) -> dict[str, Any]:
         """Trains a fresh adapter; returns the accuracies before and after, and each step's metrics.
@@ -209,11 +191,6 @@ class Runs:
         }
 
 
-def base(*, config: str, model: str | None) -> Figures:
-    """What the base does with training prompts, see `Runs.ability`."""
-    return Runs(_load(config, model)).ability()
-
-
 def trained(
     *, config: str, model: str | None, lr: float, seeds: Sequence[int], steps: int
 ) -> Figures:
@@ -230,9 +207,7 @@ def trained(
         how: ", ".join(f"{run['before'][how]:.3f} -> {run['after'][how]:.3f}" for run in runs)
         for how in ("greedy", "sampled")
     }
-    rollouts = ", ".join(f"{share:.2f}" for share in curve)
-    device = jax.devices()[0].device_kind
-    return {"device": device, **accuracies, "rollouts": rollouts, "runs": runs}
+    return {**accuracies, "rollouts": ", ".join(f"{share:.2f}" for share in curve), "runs": runs}
 
 
 def _load(config: str, model: str | None) -> Config:
@@ -240,7 +215,7 @@ def _load(config: str, model: str | None) -> Config:
 
 
 def benchmark(request: argparse.Namespace) -> Benchmark:
-    """A row for the base, and one for each learning rate.
+    """A row for each learning rate.
 
     Raises:
         ValueError: for a mistake in the configuration, or if it says too little.
@@ -254,20 +229,18 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         raise ValueError("data.validation is missing: rates are compared on it")
     given = {"config": request.config, "model": request.model}
     runs = {"seeds": request.seeds, "steps": steps}
+    # A validation before and after a run takes about as long as four steps.
+    expected_s = STEP_S * (steps + 8) * len(request.seeds)
     return Benchmark(
         (
-            Section(
-                "base",
-                f"Shares of the base on training prompts, {SAMPLES} samples each at temperature 1",
-                [Row("base", base, given)],
-                environment={},
-            ),
             Section(
                 "rates",
                 f"Accuracy on the validation split, greedy and of {SAMPLES} samples at temperature "
                 "1, before -> after by seed; that of the rollouts of each step, mean of the seeds",
-                [Row(f"lr {lr:g}", trained, {**given, **runs, "lr": lr}) for lr in request.lr],
-                environment={},
+                [
+                    Row(f"lr {lr:g}", trained, {**given, **runs, "lr": lr}, seconds=expected_s)
+                    for lr in request.lr
+                ],
             ),
         )
     )

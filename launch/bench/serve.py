@@ -17,10 +17,9 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.figure import Figure
 
-from launch.bench.harness import Benchmark, Figures, Row, Section
+from launch.bench.harness import Benchmark, Figures, Section, how, lines
 from launch.bench.latency import PRECISIONS
-from launch.bench.shapes import COMPILER, chosen_models, config_of, sampler
-from pipeline.plan.topology import TPU_COMPILER
+from launch.bench.shapes import chosen_models, config_of, expected_on, sampler, study_row
 
 RATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Requests per second."""
@@ -128,8 +127,8 @@ def served(
     )
     try:
         costs = sampler(model, config, device=device)
-    except ValueError:
-        return {"how": f"{slots} slots do not fit"}
+    except MemoryError:
+        return {"fits": False}
     (bucket,) = config.prompt_buckets
     engine = Engine(
         slots, config.segment_steps, costs.step_s, costs.prefill_s, config.prefill_rows(bucket)
@@ -152,14 +151,13 @@ def served(
     )
     most = max(point["tokens_per_s"] for point in points)
     return {
-        "how": f"simulated, steps {costs.how}",
+        "how": f"simulated, steps {how()}",
         "knee_requests_per_s": knee["rate"],
         **{name: knee[name] for name in ("tokens_per_s", "ttft_s", "ttft_p99_s")},
         **{name: knee[name] for name in ("token_ms", "token_p99_ms", "queue")},
         "most_tokens_per_s": most,
         "usd_per_million": usd / 3600 / most * 1e6,
-        "points": [list(point.values()) for point in points],
-        "names": list(points[0]),
+        "points": points,
     }
 
 
@@ -175,53 +173,43 @@ def words(found: Mapping[str, Figures]) -> Iterator[str]:
 
 def draw(found: Mapping[str, Figures]) -> Figure:
     """Throughput and latencies against the offered load."""
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
     shown = ("tokens_per_s", "ttft_p99_s", "token_p99_ms", "queue")
-    panes = figure.subplots(1, len(shown))
-    for label, row in found.items():
-        points = np.array(row.get("points", ()))
-        for pane, name in zip(panes, shown, strict=True):
-            if len(points):
-                pane.plot(points[:, 0], points[:, row["names"].index(name)], ".-", label=label)
-            pane.set(xlabel="requests a second", ylabel=name.replace("_", " "), xscale="log")
-            pane.grid(alpha=0.3)
-    panes[0].legend(fontsize="x-small")
-    return figure
+    points = {
+        name: [[point[key] for key in ("rate", *shown)] for point in row.get("points", ())]
+        for name, row in found.items()
+    }
+    return lines(points, x="requests a second", y=[name.replace("_", " ") for name in shown])
 
 
 def benchmark(request: argparse.Namespace) -> Benchmark:
     """A row for each model, precision and kind of lengths."""
-    quick, device = request.quick, request.device
-    models = chosen_models(request)
+    quick = request.quick
     given: dict[str, Any] = {
-        "device": device,
         "usd": request.usd,
         "slots": QUICK_SLOTS if quick else SLOTS,
         "prompt": QUICK_PROMPT if quick else PROMPT,
         "new": QUICK_NEW if quick else NEW,
         "requests": QUICK_REQUESTS if quick else REQUESTS,
     }
-    return Benchmark(
-        (
-            Section(
-                "serve",
-                f"Requests of {given['prompt']:,} tokens with completions of {given['new']:,} "
-                f"(mixed: lognormal, at most as many), {given['slots']} slots: figures at the "
-                f"largest rate that it keeps up with; dollars at {request.usd:g} an hour",
-                [
-                    Row(
-                        f"{model}, {precision}, {lengths} lengths",
-                        served,
-                        {**given, "model": model, "precision": precision, "lengths": lengths},
-                    )
-                    for model in models
-                    for precision in PRECISIONS
-                    for lengths in ("fixed", "mixed")
-                ],
-                environment=TPU_COMPILER if device == COMPILER else {},
-                words=words,
-                draw=draw,
-            ),
-        ),
-        needs_compiler=device == COMPILER,
+    title = (
+        f"Requests of {given['prompt']:,} tokens with completions of {given['new']:,} (mixed: "
+        f"lognormal, at most as many), {given['slots']} slots: figures at the largest rate that it "
+        f"keeps up with; dollars at {request.usd:g} an hour"
     )
+    rows = [
+        study_row(
+            request,
+            model,
+            f", {precision}, {lengths} lengths",
+            served,
+            {**given, "precision": precision, "lengths": lengths},
+            sizes=1,
+            # Both kinds of lengths have the same programs, which the first compiles.
+            programs=2 if lengths == "fixed" else 0,
+        )
+        for model in chosen_models(request)
+        for precision in PRECISIONS
+        for lengths in ("fixed", "mixed")
+    ]
+    section = Section("serve", title, rows, words=words, draw=draw)
+    return Benchmark([section], expected_on=expected_on(request))

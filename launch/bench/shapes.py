@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from configs.machine import this_machine
-from configs.schema import Config
-from launch.bench.small_gemma import SMALL, VOCABULARY, preset, random_weights
+from configs.schema import Config, Lora
+from launch.bench.harness import Figures, Row
+from launch.bench.small_gemma import (
+    GROUP,
+    PREFILLED,
+    SMALL,
+    VOCABULARY,
+    one_device,
+    random_policy,
+)
 from launch.bench.v5e import figures, v5e_config
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.rollout_weights import RolloutWeights, rollout_policy
@@ -40,12 +50,11 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 }
 """`config.json` by name."""
 
+POINT_S = {SMALLEST: 5, "gemma3-270m": 30, "gemma3-1b": 40, "gemma2-2b": 60}
+"""Seconds of one measured size of a program, mostly of compilation; see `expected_on`."""
+
 COMPILER = "compiler"
 """The device of figures by the TPU compiler."""
-GROUP = 8
-"""Rollouts of a prompt."""
-_PREFILLED = 16
-"""Prompts of a prefill."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +66,12 @@ class Sampler:
         prefill_s: of a prefill, and of filling slots.
         prefills: of all slots.
         gib: memory of the device.
-        how: "measured" or "compiled", and the device.
     """
 
     step_s: float
     prefill_s: float
     prefills: int
     gib: float
-    how: str
 
     def elapsed_s(self, new: int) -> float:
         """Seconds until every slot has `new` tokens."""
@@ -84,37 +91,27 @@ def config_of(
         new: tokens of a completion.
         changes: other settings, as `table__key=value`.
     """
-    rows = min(_PREFILLED, math.ceil(slots / GROUP))
-    sizes = {
-        "rollout__group_size": GROUP,
-        "rollout__max_prompt_tokens": prompt,
-        "rollout__max_new_tokens": new,
-        "plan__slots": slots,
-        "plan__slot_buckets": [],
-        "plan__prompt_buckets": [],
-        "plan__prefill_tokens": rows * prompt,
-        "plan__segment_steps": min(32, new),
-        **changes,
-    }
     if device == COMPILER:
-        return v5e_config(MODELS[model], length=prompt + new, **sizes)
-    platform = this_machine().platform
+        return v5e_config(MODELS[model], slots=slots, prompt=prompt, new=new, **changes)
+    on_cpu = os.environ.get("JAX_PLATFORMS") == "cpu"
+    platform = "cpu" if on_cpu else this_machine().platform
     here = {
         "model__dtype": "float32" if platform == "cpu" else "bfloat16",
         "lora__rank": 32,
         "lora__alpha": 64.0,
         "plan__platform": platform,
-        "plan__placement": "colocated",
-        "plan__samplers": "none",
-        "plan__sampler_devices": "none",
-        "plan__learner_devices": 1,
-        "plan__row_tokens": prompt + new,
-        "plan__micro_batch_tokens": prompt + new,
     }
-    return preset("demo", **(here | sizes))
+    return one_device("demo", slots=slots, prompt=prompt, new=new, **here | changes)
 
 
-def sampler(model: str, config: Config, *, device: str, adapter: bool = True) -> Sampler:
+def sampler(
+    model: str,
+    config: Config,
+    *,
+    device: str,
+    adapter: bool = True,
+    parts: Collection[str] = ("segment", "prefill"),
+) -> Sampler:
     """The costs of a sampler.
 
     Args:
@@ -122,29 +119,58 @@ def sampler(model: str, config: Config, *, device: str, adapter: bool = True) ->
         config: from it.
         device: as in `config_of`.
         adapter: whether it decodes with a LoRA; always when compiled.
+        parts: that are compiled; the others take 0 seconds.
 
     Raises:
-        ValueError: if it does not fit into the memory.
+        MemoryError: if it does not fit.
     """
-    try:
-        return _sampler(model, config, device=device, adapter=adapter)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        raise ValueError(f"does not fit: {error}") from None
-
-
-def _sampler(model: str, config: Config, *, device: str, adapter: bool) -> Sampler:
-    prefills = math.ceil(math.ceil(config.slots / GROUP) / _PREFILLED)
     (bucket,) = config.prompt_buckets
+    names = {"segment": f"segment {config.slots}", "prefill": f"prefill {bucket}"}
+    prefills = math.ceil(math.ceil(config.slots / GROUP) / PREFILLED)
     if device == COMPILER:
-        decoded = figures(config, f"segment {config.slots}")
-        read = figures(config, f"prefill {bucket}")
-        if not (decoded["fits"] and read["fits"]):
-            raise ValueError(f"does not fit: {decoded['gib'] or read['gib']} GiB")
-        step_s = decoded["ms"] / config.segment_steps / 1e3
-        gib = max(decoded["gib"], read["gib"])
-        return Sampler(step_s, read["ms"] / 1e3, prefills, gib, "compiled for a v5e")
+        found = {part: figures(config, names[part]) for part in parts}
+        if not all(one["fits"] for one in found.values()):
+            raise MemoryError
+        seconds = {part: one["ms"] / 1e3 for part, one in found.items()}
+        gib = max(one["gib"] for one in found.values())
+    else:
+        with out_of_memory():
+            seconds, gib = _measured(model, config, adapter=adapter)
+    step_s = seconds.get("segment", 0.0) / config.segment_steps
+    return Sampler(step_s, seconds.get("prefill", 0.0), prefills, gib)
+
+
+def curve(
+    model: str,
+    settings: Mapping[str, Any],
+    *,
+    device: str,
+    slots: Sequence[int],
+    prompt: int,
+    new: int,
+    **how: Any,
+) -> Iterator[tuple[int, Sampler]]:
+    """Each number of slots, and the costs of such a sampler, until one does not fit.
+
+    Args:
+        model: as in `config_of`.
+        settings: its other settings.
+        device: as in `config_of`.
+        slots: ascending.
+        prompt: tokens of a prompt.
+        new: tokens of a completion.
+        how: of `sampler`.
+    """
+    for count in slots:
+        config = config_of(model, device=device, slots=count, prompt=prompt, new=new, **settings)
+        try:
+            yield count, sampler(model, config, device=device, **how)
+        except MemoryError:
+            return
+
+
+def _measured(model: str, config: Config, *, adapter: bool) -> tuple[dict[str, float], float]:
+    """Seconds by part, and GiB."""
     policy, base, lora = random_model(model, config)
     if not adapter:
         policy, lora = policy.without_adapter(), {}
@@ -152,22 +178,36 @@ def _sampler(model: str, config: Config, *, device: str, adapter: bool) -> Sampl
     weights = RolloutWeights(policy, base, config)
     weights.load(lora)
     times = engine.times(weights.base, weights.adapter)
-    chip = jax.devices()[0]
-    peak = (chip.memory_stats() or {}).get("peak_bytes_in_use")
-    compiled = array_bytes((weights.base, weights.adapter)) + max(engine.needs.values())
-    return Sampler(
-        times.segment_s[config.slots] / config.segment_steps,
-        times.prefill_s[bucket],
-        prefills,
-        (compiled if peak is None else peak) / GIB,
-        f"measured on {chip.device_kind}",
-    )
+    needed = array_bytes((weights.base, weights.adapter)) + max(engine.needs.values())
+    (prefill_s,) = times.prefill_s.values()
+    return {"segment": times.segment_s[config.slots], "prefill": prefill_s}, peak_gib(needed)
+
+
+@contextmanager
+def out_of_memory() -> Iterator[None]:
+    """Raises `MemoryError` where JAX reports a lack of memory in its own way."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise MemoryError(str(error)) from None
+
+
+def peak_gib(needed: int) -> float:
+    """The device's peak in GiB where it reports one, else the bytes that programs need."""
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    return (needed if peak is None else peak) / GIB
 
 
 def random_model(model: str, config: Config) -> tuple[Policy, Params, Params]:
-    """Policy, base and LoRA with random values on the first device."""
-    policy = policy_of(model, config, jax.devices()[:1])
-    return policy, *random_weights(policy, np.random.default_rng(0), scales={})
+    """Policy, base and LoRA with random values on the first device; the last ones are kept."""
+    return _random_model(model, config.model.dtype, config.lora)
+
+
+@lru_cache(maxsize=1)
+def _random_model(model: str, dtype: str, lora: Lora) -> tuple[Policy, Params, Params]:
+    return random_policy(SHAPES[model], dtype, lora, scales={})
 
 
 def policy_of(model: str, config: Config, devices: Sequence[jax.Device]) -> Policy:
@@ -177,20 +217,42 @@ def policy_of(model: str, config: Config, devices: Sequence[jax.Device]) -> Poli
 
 
 def chosen_models(request: argparse.Namespace) -> Sequence[str]:
-    """The models that `--models` names; all without it.
+    """The models of a study: all, or with `--quick` the small one."""
+    return [SMALLEST] if request.quick else list(MODELS)
 
-    Raises:
-        ValueError: if one is not a key of `MODELS`, or with `--quick`, which has one model.
+
+def study_row(
+    request: argparse.Namespace,
+    model: str,
+    name: str,
+    measure: Callable[..., Figures],
+    arguments: Mapping[str, Any],
+    *,
+    sizes: int,
+    programs: int,
+) -> Row:
+    """A row of a study, with what it is expected to take.
+
+    Args:
+        request: of the study.
+        model: of the row.
+        name: of the row, without the model's.
+        measure: gets the model and the device, too.
+        arguments: its other arguments.
+        sizes: that are measured.
+        programs: that are compiled where the device is the compiler.
     """
-    if request.quick:
-        if request.models or request.device == COMPILER:
-            raise ValueError(
-                "command line: --quick measures one small model on this device; remove --models "
-                "and --device"
-            )
-        return [SMALLEST]
-    unknown = [name for name in request.models or () if name not in MODELS]
-    if unknown:
-        known = ", ".join(MODELS)
-        raise ValueError(f"command line: --models {unknown[0]}: no such shape; there are {known}")
-    return request.models or list(MODELS)
+    compiled = request.device == COMPILER
+    return Row(
+        f"{model}{name}",
+        measure,
+        {"model": model, "device": request.device, **arguments},
+        seconds=0.0 if compiled else POINT_S[model] * sizes,
+        programs=programs if compiled else 0,
+    )
+
+
+def expected_on(request: argparse.Namespace) -> str:
+    """The machine of `POINT_S` and of the TPU compiler's seconds."""
+    here = request.quick or request.device == COMPILER
+    return "two idle cores" if here else "one H100 (reckoned)"

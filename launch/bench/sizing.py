@@ -14,36 +14,41 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import psutil
 from matplotlib.figure import Figure
 
 from configs.schema import Config
-from launch.bench.harness import Benchmark, Figures, Row, Section
+from launch.bench.harness import Benchmark, Figures, Row, Section, lines
 from launch.bench.shapes import (
     COMPILER,
     chosen_models,
     config_of,
+    curve,
+    expected_on,
+    out_of_memory,
+    peak_gib,
     policy_of,
     random_model,
-    sampler,
+    study_row,
 )
-from launch.bench.small_gemma import VOCABULARY
+from launch.bench.small_gemma import VOCABULARY, prefilled
 from launch.bench.v5e import figures, traced_figures
 from pipeline.compute.aot.compile import v5e_devices
-from pipeline.compute.device_memory import array_bytes, is_out_of_memory, program_bytes
+from pipeline.compute.device_memory import array_bytes, program_bytes
 from pipeline.compute.learner.batches import Inputs, place_inputs
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.learner.timing import fastest_s, full_micro_batch, plain_token
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.data.batching import Packing
 from pipeline.plan.lengths import Lengths
-from pipeline.plan.topology import GIB, TPU_COMPILER
 
 MEASURED = (1, 2, 4, 8, 16, 32, 60, 64, 68, 96, 128, 132, 136, 256, 512)
 COMPILED = (1, 8, 64, 68, 128, 132, 256, 512)
-QUICK = (1, 8, 64, 68)
+OTHERS_COMPILED = (1, 8, 64, 128, 256, 512)
+"""Of the other models, and of other samplers of `FULLY_COMPILED`."""
+QUICK = (1, 64, 68)
 PASSES, QUICK_PASSES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4)
+FULLY_COMPILED = "gemma3-1b"
 PROMPT, NEW = 1024, 1024
 QUICK_PROMPT, QUICK_NEW = 32, 64
 TOP_K = 128
@@ -63,6 +68,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
         "rollout__top_p": 0.95,
     },
 }
+ADAPTER = "LoRA"
 Point = tuple[int, float, float, float]
 """Batch, elapsed seconds, milliseconds a token, GiB."""
 
@@ -75,23 +81,25 @@ def rollouts(
     Returns:
         Milliseconds a token by batch, and the points of the plots.
     """
-    points, how = list[Point](), ""
-    for batch in batches:
-        config = config_of(model, device=device, slots=batch, prompt=prompt, new=new, **KINDS[kind])
-        try:
-            found = sampler(model, config, device=device, adapter=kind != "without adapter")
-        except ValueError:  # it does not fit
-            break
-        elapsed, how = found.elapsed_s(new), found.how
-        points.append((batch, elapsed, 1e3 * elapsed / (batch * new), found.gib))
-    return _figures(points, how)
+    costs = curve(
+        model,
+        KINDS[kind],
+        device=device,
+        slots=batches,
+        prompt=prompt,
+        new=new,
+        adapter=kind != "without adapter",
+    )
+    elapsed = [(batch, one.elapsed_s(new), one.gib) for batch, one in costs]
+    return _figures([(batch, s, 1e3 * s / (batch * new), gib) for batch, s, gib in elapsed])
 
 
 def passes(
     *, model: str, device: str, chunked: bool, batches: Sequence[int], prompt: int, new: int
 ) -> Figures:
     """The top log-probs of micro-batches of `batches` rows; see `rollouts`."""
-    points, how, tokens = list[Point](), "", prompt + new
+    points, tokens = list[Point](), prompt + new
+    run = _compiled_pass if device == COMPILER else _measured_pass
     for batch in batches:
         settings = {
             "learner__kl": "topk",
@@ -101,42 +109,33 @@ def passes(
         }
         config = config_of(model, device=device, slots=8, prompt=prompt, new=new, **settings)
         try:
-            if device == COMPILER:
-                one = _compiled_pass(model, config, batch, chunked=chunked)
-            else:
-                one = _measured_pass(model, config, chunked=chunked)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            one = None
-        if one is None:
+            with out_of_memory():
+                seconds, gib = run(model, config, batch, chunked=chunked)
+        except MemoryError:
             break
-        seconds, gib, how = one
         points.append((batch, seconds, 1e3 * seconds / (batch * tokens), gib))
-    return _figures(points, how)
+    return _figures(points)
 
 
-def _measured_pass(model: str, config: Config, *, chunked: bool) -> tuple[float, float, str] | None:
+def _measured_pass(model: str, config: Config, batch: int, *, chunked: bool) -> tuple[float, float]:
+    """Seconds and GiB."""
     policy, base, adapter = random_model(model, config)
     programs = LearnerPrograms(policy, config, VOCABULARY)
     inputs = place_inputs(
         full_micro_batch(config, shape=programs.shape, token=plain_token(VOCABULARY)), policy.mesh
     )
+    assert len(inputs.tokens) == batch
     function = programs.reference_top_k if chunked else _materialised(policy, programs)
     program = policy.jit(function).trace(base, adapter, inputs).lower().compile()
     needed = program_bytes(program)
     if jax.default_backend() == "cpu" and needed > _ROOM * psutil.virtual_memory().available:
-        return None
+        raise MemoryError
     seconds = fastest_s(lambda: jax.block_until_ready(program(base, adapter, inputs)))
-    chip = jax.devices()[0]
-    peak = (chip.memory_stats() or {}).get("peak_bytes_in_use")
-    used = array_bytes((base, adapter)) + needed if peak is None else peak
-    return seconds, used / GIB, f"measured on {chip.device_kind}"
+    return seconds, peak_gib(array_bytes((base, adapter)) + needed)
 
 
-def _compiled_pass(
-    model: str, config: Config, batch: int, *, chunked: bool
-) -> tuple[float, float, str] | None:
+def _compiled_pass(model: str, config: Config, batch: int, *, chunked: bool) -> tuple[float, float]:
+    """Seconds and GiB."""
     if chunked:
         found = figures(config, f"reference_top_k {batch}")
     else:
@@ -145,7 +144,9 @@ def _compiled_pass(
         inputs = programs.abstract_inputs(batch, share_prefix=programs.shape.share_prefix)
         program = policy.jit(_materialised(policy, programs))
         found = traced_figures(program.trace(*policy.abstract_params(), inputs))
-    return (found["ms"] / 1e3, found["gib"], "compiled for a v5e") if found["fits"] else None
+    if not found["fits"]:
+        raise MemoryError
+    return found["ms"] / 1e3, found["gib"]
 
 
 def _materialised(
@@ -170,9 +171,9 @@ def _materialised(
     return run
 
 
-def _figures(points: Sequence[Point], how: str) -> dict[str, Any]:
+def _figures(points: Sequence[Point]) -> dict[str, Any]:
     by_batch = {f"{batch}": per_token for batch, _, per_token, _ in points}
-    return {"how": how, **by_batch, "points": points}
+    return {**by_batch, "points": points}
 
 
 def words(found: Mapping[str, Figures]) -> Iterator[str]:
@@ -197,49 +198,63 @@ def words(found: Mapping[str, Figures]) -> Iterator[str]:
 
 def draw(found: Mapping[str, Figures]) -> Figure:
     """Elapsed seconds, milliseconds a token and memory against the batch."""
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
-    panes = figure.subplots(1, 3)
-    names = ("seconds", "milliseconds a token", "GiB of the device")
-    for pane, name, column in zip(panes, names, (1, 2, 3), strict=True):
-        for label, row in found.items():
-            points = np.array(row.get("points", ())).reshape(-1, 4)
-            pane.plot(points[:, 0], points[:, column], ".-", label=label)
-        pane.set(xlabel="batch", ylabel=name, xscale="log", yscale="log")
-        pane.grid(alpha=0.3)
-    panes[-1].legend(fontsize="x-small")
-    return figure
+    points = {name: row.get("points", ()) for name, row in found.items()}
+    return lines(points, x="batch", y=("seconds", "milliseconds a token", "GiB of the device"))
 
 
 def benchmark(request: argparse.Namespace) -> Benchmark:
-    """A section for rollouts and one for passes, with a row for each model and kind."""
-    device, quick = request.device, request.quick
-    compiled = device == COMPILER
-    models = chosen_models(request)
-    given = {
-        "device": device,
+    """A section for rollouts and one for passes, with a row for each model and kind.
+
+    Compiled: all kinds and batches of `FULLY_COMPILED`, of the others those with an adapter.
+    """
+    quick, compiled = request.quick, request.device == COMPILER
+    lengths = {
         "prompt": QUICK_PROMPT if quick else PROMPT,
         "new": QUICK_NEW if quick else NEW,
     }
-    batches = QUICK if quick else COMPILED if compiled else MEASURED
-    # The compiler has no program of a run without an adapter.
-    kinds = [kind for kind in KINDS if not (compiled and kind == "without adapter")]
-    lengths = f"prompts of {given['prompt']:,} tokens, completions of {given['new']:,}"
-    environment = TPU_COMPILER if compiled else {}
+    decoded, passed = list[Row](), list[Row]()
+    for model in chosen_models(request):
+        full = model == FULLY_COMPILED
+        for kind in KINDS:
+            # The compiler has no program of a run without an adapter.
+            if compiled and (kind == "without adapter" or not (full or kind == ADAPTER)):
+                continue
+            batches: Sequence[int] = QUICK if quick else MEASURED
+            if compiled:
+                batches = COMPILED if full and kind == ADAPTER else OTHERS_COMPILED
+            decoded.append(
+                study_row(
+                    request,
+                    model,
+                    f", {kind}",
+                    rollouts,
+                    {**lengths, "kind": kind, "batches": batches},
+                    sizes=len(batches),
+                    programs=len(batches) + len({prefilled(batch) for batch in batches}),
+                )
+            )
+        for chunked in (False, True):
+            batches = QUICK_PASSES if quick else PASSES
+            if compiled:
+                batches = (1, 4, 16)[: 1 + chunked + full]
+            passed.append(
+                study_row(
+                    request,
+                    model,
+                    ", chunked" if chunked else ", all logits in memory",
+                    passes,
+                    {**lengths, "chunked": chunked, "batches": batches},
+                    sizes=len(batches),
+                    programs=len(batches),
+                )
+            )
     return Benchmark(
-        (
+        [
             Section(
                 "rollouts",
-                f"Milliseconds a generated token by batch, prefill included; {lengths}",
-                [
-                    Row(
-                        f"{model}, {kind}",
-                        rollouts,
-                        {**given, "model": model, "kind": kind, "batches": batches},
-                    )
-                    for model in models
-                    for kind in kinds
-                ],
-                environment=environment,
+                "Milliseconds a generated token by batch, prefill included; prompts of "
+                f"{lengths['prompt']:,} tokens, completions of {lengths['new']:,}",
+                decoded,
                 words=words,
                 draw=draw,
             ),
@@ -247,24 +262,10 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
                 "passes",
                 f"Milliseconds a position of a pass with the top {TOP_K} log-probs of what is "
                 "learned, by batch; what is missing does not fit",
-                [
-                    Row(
-                        f"{model}, {'chunked' if chunked else 'all logits in memory'}",
-                        passes,
-                        {
-                            **given,
-                            "model": model,
-                            "chunked": chunked,
-                            "batches": QUICK_PASSES if quick else PASSES,
-                        },
-                    )
-                    for model in models
-                    for chunked in (False, True)
-                ],
-                environment=environment,
+                passed,
                 words=words,
                 draw=draw,
             ),
-        ),
-        needs_compiler=compiled,
+        ],
+        expected_on=expected_on(request),
     )

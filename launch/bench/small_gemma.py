@@ -16,7 +16,7 @@ import numpy as np
 
 import configs
 from configs.load import load_config
-from configs.schema import Config
+from configs.schema import Config, Lora
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
@@ -42,7 +42,8 @@ SMALL: dict[str, Any] = {
 }
 """`config.json` of the model."""
 
-GROUP = 8
+GROUP, PREFILLED = 8, 16
+"""Rollouts of a prompt, and prompts of a prefill."""
 SLOTS, SEGMENT = 16, 8
 PROMPT, NEW = 64, 256
 """Largest lengths of a prompt, which has at least half of it, and of a completion."""
@@ -60,60 +61,78 @@ def preset(name: str, **changes: Any) -> Config:
     return load_config(Path(configs.__file__).parent / f"{name}.toml", overrides)
 
 
-def small_config(**changes: Any) -> Config:
-    """Returns the configuration of sampler and learner, with changes as `table__key=value`."""
+def one_device(name: str, *, slots: int, prompt: int, new: int, **changes: Any) -> Config:
+    """Returns a preset's configuration for one device with one bucket of slots and of prompts.
+
+    Args:
+        name: of the preset.
+        slots: filled by prefills of at most `PREFILLED` prompts.
+        prompt: tokens of a prompt, at most.
+        new: tokens of a completion, at most.
+        changes: other settings, as `table__key=value`.
+    """
     settings = {
         "rollout__group_size": GROUP,
-        "rollout__max_prompt_tokens": PROMPT,
-        "rollout__max_new_tokens": NEW,
-        "plan__sampler_devices": 1,
+        "rollout__max_prompt_tokens": prompt,
+        "rollout__max_new_tokens": new,
+        "plan__placement": "colocated",
+        "plan__samplers": "none",
+        "plan__sampler_devices": "none",
         "plan__learner_devices": 1,
-        "plan__slots": SLOTS,
-        "plan__segment_steps": SEGMENT,
-        # One prefill holds the prompts of all slots.
-        "plan__prefill_tokens": SLOTS // GROUP * PROMPT,
-        "plan__row_tokens": PROMPT + NEW,
-        "plan__micro_batch_tokens": PROMPT + NEW,
+        "plan__slots": slots,
+        "plan__slot_buckets": [],
+        "plan__prompt_buckets": [],
+        "plan__segment_steps": min(32, new),
+        "plan__prefill_tokens": prefilled(slots) * prompt,
+        "plan__row_tokens": prompt + new,
+        "plan__micro_batch_tokens": prompt + new,
     }
-    return preset("demo", **settings | changes)
+    return preset(name, **settings | changes)
+
+
+def prefilled(slots: int) -> int:
+    """Prompts of a prefill for this number of slots."""
+    return min(PREFILLED, math.ceil(slots / GROUP))
+
+
+def small_config(**changes: Any) -> Config:
+    """Returns the configuration of sampler and learner, with changes as `table__key=value`."""
+    own = {"plan__slot_buckets": "none", "plan__segment_steps": SEGMENT}
+    return one_device("demo", slots=SLOTS, prompt=PROMPT, new=NEW, **own | changes)
 
 
 def small_policy(config: Config) -> tuple[Policy, Params, Params]:
     """Returns the policy, random weights and a non-zero LoRA, the same at each call."""
-    shape = architecture(SMALL, dtype=jnp.dtype("float32"))
-    policy = Policy(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
-    base, adapter = random_weights(policy, np.random.default_rng(0), scales=_EMBEDDING)
+    policy, base, adapter = random_policy(SMALL, "float32", config.lora, scales=_EMBEDDING)
     # Logits with a standard deviation of about 1.
-    base["final_norm.scale"] += 2.0
-    return policy, base, adapter
+    return policy, {**base, "final_norm.scale": base["final_norm.scale"] + 2.0}, adapter
 
 
-def random_weights(
-    policy: Policy, rng: np.random.Generator, *, scales: Mapping[str, float]
-) -> tuple[dict[str, jax.Array], Params]:
-    """Returns normal base weights and a normal LoRA, with standard deviations of 0.1.
+def random_policy(
+    settings: Mapping[str, Any], dtype: str, lora: Lora, *, scales: Mapping[str, float]
+) -> tuple[Policy, Params, Params]:
+    """Returns a policy on the first device, normal weights and a normal LoRA.
 
     Args:
-        policy: gives shapes and dtypes.
-        rng: random numbers.
-        scales: other standard deviations, by name.
+        settings: `config.json` of the model.
+        dtype: of the base.
+        lora: of the adapter.
+        scales: standard deviations by name; of the others 0.1.
     """
+    shape = architecture(settings, dtype=jnp.dtype(dtype))
+    policy = Policy(shape, lora=lora, mesh=make_mesh(jax.devices()[:1]))
+    rng = np.random.default_rng(0)
     base = {
         name: jnp.asarray(
             scales.get(name, 0.1) * rng.standard_normal(kept.shape, np.float32), kept.dtype
         )
         for name, kept in sorted(policy.base_shapes.items())
     }
-    return base, random_adapter(policy, rng)
-
-
-def random_adapter(policy: Policy, rng: np.random.Generator) -> Params:
-    """Returns a normal LoRA with a standard deviation of 0.1."""
     adapter = {
         name: 0.1 * rng.standard_normal(kept.shape, np.float32)
         for name, kept in sorted(policy.adapter_shapes.items())
     }
-    return policy.place_adapter(adapter)
+    return policy, base, policy.place_adapter(adapter)
 
 
 def make_requests(lengths: Sequence[int]) -> list[RolloutRequest]:

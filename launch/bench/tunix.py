@@ -1,25 +1,20 @@
 """The peer: Tunix 0.1.7's own GRPO loss and sampler on its own Gemma 3, with qwix LoRA.
 
-One of its defects is fixed in rows that say so: its remat (`nnx.remat` inside the layers) raises
-`TraceContextError` with its flax version; "repaired" is `jax.checkpoint` around each layer as a
-pure function of its state.
+Its remat is not used: it raises `TraceContextError` with its flax version.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import qwix
 from flax import nnx
-from jax.sharding import Sharding
 from tunix.generate.sampler import CacheConfig, Sampler
 from tunix.models.gemma3 import model as gemma3
 from tunix.rl import algo_core
@@ -42,7 +37,6 @@ class Peer:
         graphdef: the model's structure.
         lora: shapes of its LoRA parameters, in the base's dtype as in Tunix's recipes.
         base: shapes of all other parameters.
-        remat: whether the repaired remat is used.
         temperature: of the loss.
         beta: weight of its KL term; 0: no KL term and no reference.
     """
@@ -50,7 +44,6 @@ class Peer:
     graphdef: Any
     lora: Any
     base: Any
-    remat: bool
     temperature: float
     beta: float
 
@@ -59,7 +52,6 @@ class Peer:
         config: gemma3.ModelConfig,
         lora: Lora,
         *,
-        remat: bool = False,
         temperature: float = 1.0,
         beta: float = 0.0,
     ) -> Peer:
@@ -75,7 +67,7 @@ class Peer:
             bare,
         )
         graphdef, trained, base = nnx.split(model, nnx.LoRAParam, ...)
-        return Peer(graphdef, trained, base, remat, temperature, beta)
+        return Peer(graphdef, trained, base, temperature, beta)
 
     def with_values(self, values: Mapping[str, jax.Array]) -> tuple[Any, Any]:
         """Returns LoRA and base with values by path, each in its own dtype."""
@@ -109,8 +101,7 @@ class Peer:
             return algo_core.grpo_loss_fn(model, example, config, PAD, EOS)
 
         take = nnx.value_and_grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam), has_aux=True)
-        with _repaired_remat() if self.remat else contextlib.nullcontext():
-            return take(nnx.merge(self.graphdef, lora, base), example)
+        return take(nnx.merge(self.graphdef, lora, base), example)
 
 
 def train_example(
@@ -136,27 +127,6 @@ def train_example(
         ref_per_token_logps=reference,
         old_per_token_logps=None,
     )
-
-
-def on(place: Sharding, shapes: Any) -> Any:
-    """Returns a tree of shapes with this sharding."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes
-    )
-
-
-@contextlib.contextmanager
-def _repaired_remat() -> Iterator[None]:
-    def call(self: Any, x: Any, positions: Any, cache: Any, mask: Any) -> Any:
-        graphdef, state = nnx.split(self)
-
-        def pure(state: Any, x: Any, positions: Any, mask: Any) -> Any:
-            return nnx.merge(graphdef, state).block(x, positions, cache, mask)
-
-        return jax.checkpoint(pure)(state, x, positions, mask)
-
-    with mock.patch.object(gemma3.DecoderLayer, "__call__", call):
-        yield
 
 
 class TunixSampler(Sampler):
@@ -206,33 +176,7 @@ class TunixSampler(Sampler):
             temperature: 0 is greedy, with the log-probs of temperature 1.
             seed: of its RNG.
         """
-        state = self._begin(prompts, temperature=temperature, seed=seed)
-        state = replace(state, total_sampling_steps=self._prompt + new)
-        weights = self._flattened_transformer_state
-        state = self._compiled_decode_fn(
-            weights, self._compiled_prefill_fn(weights, state, None, echo=False)
-        )
-        generated = slice(self._prompt, self._prompt + new)
-        buffers = jax.device_get((state.token_buffer, state.logprobs_buffer))
-        return buffers[0][:, generated], buffers[1][:, generated]
-
-    def trace_decode(self, rows: int, place: Sharding) -> jax.stages.Traced:
-        """Traces its decode program for `rows` rows; needs only the model's shapes."""
-        one = self._begin([np.ones(1, np.int32)], temperature=1.0, seed=0)
-
-        def widened(x: Any) -> Any:
-            if not isinstance(x, jax.Array):
-                return x
-            shape = (rows, *x.shape[1:]) if x.shape[:1] == (1,) else x.shape
-            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=place)
-
-        return self._compiled_decode_fn.trace(
-            self._flattened_transformer_state, jax.tree.map(widened, one)
-        )
-
-    def _begin(self, prompts: Sequence[np.ndarray], *, temperature: float, seed: int) -> Any:
-        """Returns its state before prefill."""
-        return self.init_sample_state(
+        state = self.init_sample_state(
             jnp.array(padded_in_front(prompts, self._prompt)),
             total_sampling_steps=self._prompt + self._new,
             include_logits=False,
@@ -244,6 +188,14 @@ class TunixSampler(Sampler):
             beam_size=None,
             include_logprobs=True,
         )
+        state = replace(state, total_sampling_steps=self._prompt + new)
+        weights = self._flattened_transformer_state
+        state = self._compiled_decode_fn(
+            weights, self._compiled_prefill_fn(weights, state, None, echo=False)
+        )
+        generated = slice(self._prompt, self._prompt + new)
+        buffers = jax.device_get((state.token_buffer, state.logprobs_buffer))
+        return buffers[0][:, generated], buffers[1][:, generated]
 
 
 def padded_in_front(prompts: Sequence[np.ndarray], width: int) -> np.ndarray:

@@ -12,51 +12,36 @@ from typing import Any
 import jax
 
 from configs.schema import Config
-from launch.bench.small_gemma import preset
+from launch.bench.small_gemma import one_device
 from pipeline.compute.aot.compile import DoesNotFitError, compile_for
 from pipeline.compute.aot.estimated_time import program_seconds
 from pipeline.data.models.find_shape import shape_of
 from pipeline.plan.compiler import compile_programs
-from pipeline.plan.search.fitting import first_sizes, with_chosen_placement
-from pipeline.plan.sizes import sized
 from pipeline.plan.topology import GIB, HBM_GIB
 
-PROMPT = 256
-"""Tokens of a prompt; the rest of the length is the completion."""
 
+def v5e_config(
+    model: str, *, slots: int, prompt: int, new: int, devices: int = 1, **changes: Any
+) -> Config:
+    """Returns the model's v5e-8 preset with a LoRA of rank 32 and full rematerialization.
 
-def v5e_preset(model: str) -> str:
-    """Returns the name of a model's preset for a v5e-8."""
-    return f"{model}_gsm8k_v5e8"
-
-
-def v5e_config(model: str, *, length: int, devices: int = 1, **changes: Any) -> Config:
-    """Returns the model's v5e-8 preset for sequences of `length`, with other changes.
-
-    LoRA of rank 32 on all matrices, given sizes, one sequence a device, and full rematerialization
-    unless `plan__remat` is given.
+    Args:
+        model: of the preset.
+        slots: of all devices.
+        prompt: tokens of a prompt.
+        new: tokens of a completion.
+        devices: chips, each with one sequence of a micro-batch.
+        changes: other settings, as `table__key=value`.
     """
     settings = {
         "lora__rank": 32,
         "lora__alpha": 64.0,
-        "plan__placement": "colocated",
         "plan__remat": "full",
         "plan__learner_devices": devices,
-        "plan__row_tokens": length,
-        "plan__micro_batch_tokens": length * devices,
-        "plan__slots": 16 * devices,
-        "plan__slot_buckets": [],
-        "plan__prompt_buckets": [],
-        "rollout__max_prompt_tokens": PROMPT,
-        "rollout__max_new_tokens": length - PROMPT,
+        "plan__micro_batch_tokens": (prompt + new) * devices,
     }
-    return preset(v5e_preset(model), **settings | changes)
-
-
-def planned(config: Config) -> Config:
-    """Returns the configuration with the placement and the sizes that a run begins with."""
-    config = with_chosen_placement(config, None)
-    return sized(config, first_sizes(config, None))
+    name = f"{model}_gsm8k_v5e8"
+    return one_device(name, slots=slots, prompt=prompt, new=new, **settings | changes)
 
 
 def figures(config: Config, program: str, *, beside: int = 0) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 from actors.colocated_actor import ColocatedActor
 from actors.sampler_actor import SamplerActor
 from configs.schema import Config
-from launch.bench.counting import compilations
+from launch.bench.harness import compilations
 from pipeline.compute.decode.rollout_weights import RolloutWeights
 from pipeline.compute.model import lora
 from pipeline.compute.model.adapter_file import write_adapter_file

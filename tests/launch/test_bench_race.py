@@ -58,7 +58,7 @@ def test_a_configuration_without_splits_is_refused(tmp_path, capsys):
 @pytest.mark.timeout(1_200)
 def test_both_sides_learn_the_demo(tmp_path):
     file = tmp_path / "race.json"
-    bench.main(["race", "--minutes", "3", "--seeds", "0", "--json", str(file)])
+    bench.main(["race", "--quick", "--json", str(file)])
     found = json.loads(file.read_text())["sections"]["race"]
     assert len(found) == 2
     for figures in found.values():

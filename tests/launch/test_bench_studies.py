@@ -1,4 +1,4 @@
-"""`launch.bench sizing`, `latency` and `serve`: simulation and words by value; quick runs."""
+"""`launch.bench`: simulation and words of studies by value; each command with `--quick`."""
 
 from __future__ import annotations
 
@@ -45,18 +45,19 @@ def test_knee_and_lumps_are_named():
     assert "68 (0.83 of the rate at 64)" in text
 
 
-def test_an_unknown_shape_is_refused(capsys):
-    assert bench.main(["latency", "--models", "gemma3-2b"]) == 2
-    assert "--models gemma3-2b: no such shape; there are gemma3-270m," in capsys.readouterr().err
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["sizing", "latency", "serve"])
-def test_a_quick_study_measures_all_rows_and_draws(name, tmp_path):
-    file = tmp_path / "found.json"
-    assert bench.main([name, "--quick", "--json", str(file)]) == 0
-    sections = json.loads(file.read_text())["sections"]
-    assert all("measured on" in row["how"] for rows in sections.values() for row in rows.values())
-    for section in sections:
-        assert file.with_suffix(f".{section}.png").stat().st_size > 5_000
+@pytest.mark.parametrize(
+    "name", [name for name, command in bench.BENCHMARKS.items() if command.quick and name != "race"]
+)
+def test_a_quick_benchmark_measures_all_rows_and_draws(name, tmp_path):
+    file, request = tmp_path / "found.json", [name, "--quick"]
+    _, benchmark = bench.prepare(request)
+    for package in benchmark.needs:
+        pytest.importorskip(package)
+    assert bench.main([*request, "--json", str(file)]) == 0
+    found = json.loads(file.read_text())["sections"]
+    assert all("measured on" in row["how"] for rows in found.values() for row in rows.values())
+    for section in benchmark.sections:
+        if section.draw is not None:
+            assert file.with_suffix(f".{section.name}.png").stat().st_size > 5_000

@@ -1,9 +1,9 @@
 """Analytic model of the memory that a compiled program uses on a chip. No JAX.
 
 Arguments and results are counted exactly. Temporaries are computed from the arrays in the program's
-source with constants fitted to the TPU compiler's reports for v5e chips; `python -m launch.bench
-plan` measures the error. XLA uses more memory where much is free and less near the limit, so the
-model is approximate.
+source with constants fitted to the TPU compiler's reports for v5e chips; docs/benchmarks.md has the
+errors. XLA uses more memory where much is free and less near the limit, so the model is
+approximate.
 """
 
 from __future__ import annotations

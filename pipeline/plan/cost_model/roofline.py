@@ -3,7 +3,7 @@
 The low end is the roofline (https://doi.org/10.1145/1498765.1498785): operations or bytes per
 second of the chip, as published or as measured on this host, whichever takes longer. The expected
 time uses shares of these limits, and seconds of work outside of the matrix unit, fitted to compiled
-programs of Gemma 3 for a v5e by the compiler's estimate and schedule (`launch.bench schedule`). The
+programs of Gemma 3 for a v5e by the compiler's estimate and schedule (`launch.plan --verify`). The
 shares were not measured on a TPU.
 """
 

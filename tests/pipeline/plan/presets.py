@@ -12,7 +12,8 @@ from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.search.fitting import PlacementChoice, PlanCase, choose_placement
 
 PROJECT = Path(__file__).parents[3]
-KNOWN = [name for name in presets() if not name.endswith(("_270m_cpu.toml", "_270m_gpu.toml", "minimal.toml"))]
+_NEVER = ("_270m_cpu.toml", "_270m_gpu.toml", "minimal.toml")
+KNOWN = [name for name in presets() if not name.endswith(_NEVER)]
 """The presets whose model needs not be fetched before it can be planned for, and with devices."""
 FREE = (
     ("plan.slots", "none"),

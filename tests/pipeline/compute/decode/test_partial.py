@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from launch.bench.counting import compilations
+from launch.bench.harness import compilations
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.stopping import StopStrings
 from pipeline.compute.model.policy import Params

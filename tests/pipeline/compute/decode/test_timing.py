@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from launch.bench.counting import compilations
+from launch.bench.harness import compilations
 from tests import tiny
 from tests.pipeline.compute.decode.reference import generate
 

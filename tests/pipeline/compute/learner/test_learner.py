@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from launch.bench.counting import compilations
+from launch.bench.harness import compilations
 from pipeline.compute.learner.learner import Learner, mismatch
 from pipeline.compute.learner.programs import combined
 from pipeline.compute.model import lora

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from launch.bench.counting import compilations
+from launch.bench.harness import compilations
 from pipeline.compute.learner.learner import Learner
 from pipeline.compute.model.policy import Params
 from pipeline.types import Demonstration

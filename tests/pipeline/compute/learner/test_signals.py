@@ -16,7 +16,7 @@ import optax
 import pytest
 
 from actors.learner_actor import LearnerActor
-from launch.bench.counting import compilations
+from launch.bench.harness import compilations
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.learner import Learner
 from pipeline.compute.model.adapter_file import write_adapter_file

@@ -1,6 +1,6 @@
 """The roofline by hand, the compiled programs that it was fitted to, and sharding.
 
-Figures are those of docs/benchmarks.md for a v5e: jax 0.10.2, libtpu 0.0.42.1. Decode steps are
+Figures are the TPU compiler's for a v5e: jax 0.10.2, libtpu 0.0.42.1. Decode steps are
 without the flush, and a flush is with the host's check, which the compiler does not see.
 """
 
@@ -18,7 +18,7 @@ from tests.pipeline.plan.presets import preset
 
 V5E = TOPOLOGIES["v5e-8"].chip
 LONG = {"rollout.max_prompt_tokens": "256", "rollout.max_new_tokens": "1056"}
-"""The rows of docs/benchmarks.md: 1,312 positions."""
+"""Sequences of 1,312 positions."""
 CAPPED = {"learner.importance_cap": "2.0"}
 MEAN = Packing(positions=428.1, tokens=405.4, learned=0.576, sequence=406.4)
 """Of the preset's packed rows without shared prompts, which the figures are of."""
