@@ -33,6 +33,9 @@ BENCHMARKS = {
     "the TPU compiler; an hour, two minutes with --quick",
     "learner": "gradients beside Tunix's, and prompts that a group shares, on this machine's CPU; "
     "some minutes",
+    "mesh": "a model on 1 to 8 devices by data, tensor and layer parallelism: tokens a second, "
+    "bubble, largest model, on this machine's devices or by the TPU compiler; an hour, two minutes "
+    "with --quick",
     "mismatch": "what rounding and planted faults do to the probe of sampler against learner, for "
     "any model, on the device that JAX finds",
     "plan": "the planner's memory estimates beside the TPU compiler's figures, without a TPU; an "
@@ -163,6 +166,7 @@ def _add_torch(command: argparse.ArgumentParser) -> None:
 
 _ARGUMENTS = {
     "latency": _add_study,
+    "mesh": _add_study,
     "mismatch": _add_mismatch,
     "race": _add_race,
     "rates": _add_rates,

@@ -106,8 +106,8 @@ class LayerSplit(Policy):
             start = f"{_LAYERS}{min(layer, shape.layers - 1)}."
             for name, value in params.items():
                 if name.startswith(start):
-                    value = value if layer < shape.layers else jnp.zeros_like(value)
-                    found.setdefault(_LAYERS + name.removeprefix(start), []).append(value)
+                    kept = value if layer < shape.layers else jnp.zeros_like(value)
+                    found.setdefault(_LAYERS + name.removeprefix(start), []).append(kept)
         return others | {name: jnp.stack(values) for name, values in found.items()}
 
     def _stacked_shapes(self, shapes: Any) -> Params:
@@ -124,7 +124,9 @@ class LayerSplit(Policy):
             )
             for name, shape in self.base_shapes.items()
         }
-        return base, {name: shape.update(sharding=whole) for name, shape in self.adapter_shapes.items()}
+        return base, {
+            name: shape.update(sharding=whole) for name, shape in self.adapter_shapes.items()
+        }
 
     def bind(self, base: Params, adapter: Params, **_: Any) -> Any:
         """The model as a function with the arguments and results of `Gemma.__call__`."""
@@ -140,8 +142,8 @@ class LayerSplit(Policy):
         *,
         head: Head,
         steps: int,
-    ) -> tuple[Int[Array, " slots"], Float[Array, "slots embed"]]:
-        """Samples `steps` tokens in each slot, with a loop on the devices.
+    ) -> Int[Array, "slots steps"]:
+        """Decodes `steps` tokens in each slot, the most likely ones, with a loop on the devices.
 
         Unlike `DecodePrograms.segment` it does not copy the new positions to the rings at its end.
 
@@ -153,9 +155,6 @@ class LayerSplit(Policy):
             rings: keys and values, `layers slots kv_heads ring head_dim`, sharded over the stages.
             head: sizes of its blocks.
             steps: number of tokens.
-
-        Returns:
-            The last tokens, and the hidden states that they were sampled from.
         """
         keys, one = jnp.zeros((len(last), 2), jnp.uint32), jnp.float32(1)
         by_stage = NamedSharding(self.mesh, _BY_STAGE)
@@ -165,16 +164,19 @@ class LayerSplit(Policy):
             )
             for x in rings
         )
-        hidden = jnp.zeros((len(last), self.architecture.shape.embed), rings[0].dtype)
 
         def step(number: Array, state: Any) -> Any:
-            last, _, recent = state
+            last, tokens, recent = state
             at = start + number
-            attend = TokenAttention(start, at, number)
             hidden, recent = self._hidden(
-                base, adapter, last[:, None], at[:, None], attend=attend, caches=(rings, recent)
+                base,
+                adapter,
+                last[:, None],
+                at[:, None],
+                attend=TokenAttention(start, at, number),
+                caches=(rings, recent),
             )
-            sampled, *_ = sample(
+            last, *_ = sample(
                 hidden[:, 0],
                 self.embedding(base),
                 head=head,
@@ -183,10 +185,10 @@ class LayerSplit(Policy):
                 temperature=one,
                 noise=0 * one,
             )
-            return sampled, hidden[:, 0], recent
+            return last, tokens.at[:, number].set(last), recent
 
-        last, hidden, _ = jax.lax.fori_loop(0, steps, step, (last, hidden, recent))
-        return last, hidden
+        tokens = jnp.zeros((len(last), steps), jnp.int32)
+        return jax.lax.fori_loop(0, steps, step, (last, tokens, recent))[1]
 
     def _hidden(
         self,
@@ -239,10 +241,10 @@ class LayerSplit(Policy):
         count, stage = self.micro_batches, jax.lax.axis_index(STAGE)
         onward = [(number, number + 1) for number in range(self.stages - 1)]
         # Scalars belong to all rows.
-        apart = jax.tree.map(lambda a: a.reshape(count, -1, *a.shape[1:]) if a.ndim else a, (x, rows))
-        rings, recent = jax.tree.map(
-            lambda a: a.reshape(len(a), count, -1, *a.shape[2:]), caches
+        apart = jax.tree.map(
+            lambda a: a.reshape(count, -1, *a.shape[1:]) if a.ndim else a, (x, rows)
         )
+        rings, recent = jax.tree.map(lambda a: a.reshape(len(a), count, -1, *a.shape[2:]), caches)
 
         def slot(carry: Any, time: Array) -> tuple[Any, Array]:
             received, recent = carry

@@ -2,59 +2,107 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.bench import small_gemma
+from launch.bench import __main__ as bench
 from launch.bench.layer_split import LayerSplit
-from launch.bench.small_gemma import small_config
+from launch.bench.mesh import largest
+from launch.bench.small_gemma import SMALL, random_weights, small_config
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.attention import Layout, PackedAttention
+from pipeline.compute.model.head import Head
 from pipeline.compute.model.policy import Policy
-from pipeline.compute.model.remat import Remat
 from pipeline.compute.model.sharding import make_mesh
 
-ROWS, LENGTH = 4, 24
-REMAT = Remat("full", 4096)
+# Local, local, global: neither two nor four stages divide them.
+MODEL = SMALL | {"num_hidden_layers": 3, "sliding_window_pattern": 3}
+ARCHITECTURE = architecture(MODEL, dtype=jnp.dtype("float32"))
+ROWS, LENGTH = 4, 12
+LORA = small_config().lora
 
 
-def loss_and_logits(policy, base, adapter, tokens):
-    """A loss that depends on all logits, the logits, and the gradient of the adapter."""
-    ones = jnp.ones((ROWS, LENGTH), jnp.int32)
-    positions = jnp.broadcast_to(jnp.arange(LENGTH), ones.shape)
+def forward(policy, base, adapter, tokens):
+    """The logits, from the rows' hidden states."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    attend = PackedAttention(Layout(positions, jnp.ones_like(positions)))
+    hidden, _ = policy.bind(base, adapter, exact=True)(tokens, positions, attend=attend)
+    return jnp.einsum("btd,vd->btv", hidden, policy.embedding(base))
+
+
+def outcome(policy, base, adapter, tokens):
+    """The logits, and the gradient of the adapter through all of them."""
 
     def loss(adapter):
-        hidden, _ = policy.bind(base, adapter, exact=True)(
-            tokens, positions, attend=PackedAttention(Layout(positions, ones)), remat=REMAT
-        )
-        logits = jnp.einsum("btd,vd->btv", hidden, policy.embedding(base))
+        logits = forward(policy, base, adapter, tokens)
         return jax.nn.logsumexp(logits, axis=-1).mean(), logits
 
-    return policy.jit(jax.value_and_grad(loss, has_aux=True))(adapter)
+    gradient, logits = policy.jit(jax.grad(loss, has_aux=True))(adapter)
+    return logits, gradient
+
+
+@pytest.fixture(scope="module")
+def single():
+    """Policy, base, adapter and tokens on one device, and their outcome."""
+    rng = np.random.default_rng(0)
+    policy = Policy(ARCHITECTURE, lora=LORA, mesh=make_mesh(jax.devices()[:1]))
+    # With a larger embedding every token repeats.
+    base, adapter = random_weights(policy, rng, scales={"embedder.input_embedding": 0.02})
+    tokens = rng.integers(2, MODEL["vocab_size"], (ROWS, LENGTH)).astype(np.int32)
+    return policy, base, adapter, tokens, *outcome(policy, base, adapter, tokens)
+
+
+def split_of(base, adapter, *, stages, micro_batches):
+    """The layer split, and its parameters on the stages."""
+    mesh = make_mesh(jax.devices()[:stages], tp=stages)
+    split = LayerSplit(ARCHITECTURE, lora=LORA, mesh=mesh, micro_batches=micro_batches)
+    params = [jax.tree.map(np.asarray, split.stack(some)) for some in (base, adapter)]
+    places = jax.tree.map(lambda x: x.sharding, list(split.abstract_params()))
+    return split, *jax.device_put(params, places)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 4), (4, 1), (4, 2)])
-def test_layer_split_equals_one_device(stages, micro_batches):
-    config = small_config()
-    shape = architecture(small_gemma.SMALL, dtype=jnp.dtype("float32"))
-    rng = np.random.default_rng(0)
-    one = Policy(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
-    base, adapter = small_gemma.random_weights(one, rng, scales={})
-    tokens = rng.integers(2, 500, (ROWS, LENGTH)).astype(np.int32)
-    (_, expected), gradient = loss_and_logits(one, base, adapter, tokens)
+def test_layer_split_equals_one_device(single, stages, micro_batches):
+    _, base, adapter, tokens, logits, gradient = single
+    split, *params = split_of(base, adapter, stages=stages, micro_batches=micro_batches)
+    found = outcome(split, *params, tokens)
+    expected = {"logits": logits} | split.stack(gradient)
+    for name, value in ({"logits": found[0]} | found[1]).items():
+        bound = 1e-5 * float(jnp.abs(expected[name]).max())
+        np.testing.assert_allclose(value, expected[name], rtol=0, atol=bound, err_msg=name)
 
-    mesh = make_mesh(jax.devices()[:stages], tp=stages)
-    split = LayerSplit(shape, lora=config.lora, mesh=mesh, micro_batches=micro_batches)
-    places, _ = split.abstract_params()
-    stacked = {
-        name: jax.device_put(np.asarray(value), places[name].sharding)
-        for name, value in split.stack(base).items()
-    }
-    placed = split.place_adapter(jax.tree.map(np.asarray, split.stack(adapter)))
-    (_, logits), found = loss_and_logits(split, stacked, placed, tokens)
-    np.testing.assert_allclose(logits, expected, atol=1e-4 * float(jnp.abs(expected).max()))
-    for name, value in split.stack(gradient).items():
-        bound = 1e-4 * float(jnp.abs(value).max())
-        np.testing.assert_allclose(found[name], value, atol=bound, err_msg=name)
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_layer_split_decodes_the_most_likely_tokens(single, micro_batches):
+    policy, base, adapter, tokens, *_ = single
+    split, *params = split_of(base, adapter, stages=2, micro_batches=micro_batches)
+    steps, shape = LENGTH - 1, ARCHITECTURE.shape
+    ring = jnp.zeros((split.slots, ROWS, shape.kv_heads, LENGTH, shape.head_dim))
+    decode = partial(split.decode, head=Head(None, 1.0, 64, 512, split.mesh), steps=steps)
+    found = split.jit(decode)(*params, tokens[:, 0], jnp.zeros(ROWS, jnp.int32), (ring, ring))
+    read = np.concatenate([tokens[:, :1], found], axis=1)
+    logits = policy.jit(partial(forward, policy))(base, adapter, read)
+    np.testing.assert_array_equal(found, logits[:, :-1].argmax(axis=-1))
+    assert (np.diff(read) != 0).any()
+
+
+def test_the_largest_models_by_bytes():
+    found = largest(tier_gib=16)
+    # 27b: 54 GB in bfloat16, of which a device of eight has an eighth.
+    assert found["replicated, 1"] == "gemma-3-4b"
+    assert found["fsdp, 8"] == "gemma-3-27b"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_quick_run_measures_all_rows_and_draws(tmp_path):
+    file = tmp_path / "found.json"
+    assert bench.main(["mesh", "--quick", "--json", str(file)]) == 0
+    sections = json.loads(file.read_text())["sections"]
+    assert all("measured on" in row["how"] for row in sections["layouts"].values())
+    assert file.with_suffix(".layouts.png").stat().st_size > 5_000
