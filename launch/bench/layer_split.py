@@ -8,6 +8,7 @@ mesh axis is that of the stages, so that all stages have the same work.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ from pipeline.compute.model.lookup import look_up
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.remat import Remat
 from pipeline.compute.model.sharding import TP as STAGE
-from pipeline.compute.model.sharding import parameter_sharding, replicated
+from pipeline.compute.model.sharding import placed, replicated
 
 _LAYERS = "layers."
 _BY_STAGE, _WHOLE = PartitionSpec(STAGE), PartitionSpec()
@@ -83,8 +84,8 @@ class LayerSplit(Policy):
         block = nnx.eval_shape(lambda: Block(self.architecture, self.mesh))
         block = nnx.eval_shape(partial(lora.attach, lora=self.lora), block)
         vars(self).update(
-            base_shapes=self._stacked_shapes(self.base_shapes),
-            adapter_shapes=self._stacked_shapes(self.adapter_shapes),
+            base_shapes=jax.eval_shape(self.stack, dict(self.base_shapes)),
+            adapter_shapes=jax.eval_shape(self.stack, dict(self.adapter_shapes)),
             _block=nnx.split(block),
         )
 
@@ -94,39 +95,31 @@ class LayerSplit(Policy):
         return self.mesh.shape[STAGE]
 
     @property
-    def slots(self) -> int:
-        """Layers of all stages, those of zeros included."""
+    def by_stage(self) -> NamedSharding:
+        """The leading axis (`layers`) is sharded over the stages."""
+        return NamedSharding(self.mesh, _BY_STAGE)
+
+    @property
+    def stacked_layers(self) -> int:
+        """Layers of all stages, with those of zeros."""
         return -(-self.architecture.shape.layers // self.stages) * self.stages
 
     def stack(self, params: Params) -> Params:
         """Base or adapter parameters of a `Policy`, stacked."""
-        shape, found = self.architecture.shape, dict[str, list[Any]]()
-        others = {name: value for name, value in params.items() if not name.startswith(_LAYERS)}
-        for layer in range(self.slots):
-            start = f"{_LAYERS}{min(layer, shape.layers - 1)}."
-            for name, value in params.items():
-                if name.startswith(start):
-                    kept = value if layer < shape.layers else jnp.zeros_like(value)
-                    found.setdefault(_LAYERS + name.removeprefix(start), []).append(kept)
-        return others | {name: jnp.stack(values) for name, values in found.items()}
-
-    def _stacked_shapes(self, shapes: Any) -> Params:
-        return jax.eval_shape(self.stack, dict(shapes))
+        layers = self.architecture.shape.layers
+        padding, first = self.stacked_layers - layers, f"{_LAYERS}0."
+        found = {name: x for name, x in params.items() if name not in _of_layers(params)}
+        for name in (name.removeprefix(first) for name in params if name.startswith(first)):
+            some = [params[f"{_LAYERS}{layer}.{name}"] for layer in range(layers)]
+            found[_LAYERS + name] = jnp.stack(some + padding * [jnp.zeros_like(some[0])])
+        return found
 
     def abstract_params(self) -> tuple[Params, Params]:
         """See `Policy.abstract_params`; the base's layers are sharded over the stages."""
-        by_stage, whole = NamedSharding(self.mesh, _BY_STAGE), replicated(self.mesh)
-        base = {
-            name: shape.update(
-                sharding=by_stage
-                if name.startswith(_LAYERS)
-                else parameter_sharding(name, shape.shape, self.mesh)
-            )
-            for name, shape in self.base_shapes.items()
-        }
-        return base, {
-            name: shape.update(sharding=whole) for name, shape in self.adapter_shapes.items()
-        }
+        layers = _of_layers(self.base_shapes)
+        others = {name: x for name, x in self.base_shapes.items() if name not in layers}
+        base = placed(others, self.mesh) | _with_sharding(layers, self.by_stage)
+        return base, _with_sharding(self.adapter_shapes, replicated(self.mesh))
 
     def bind(self, base: Params, adapter: Params, **_: Any) -> Any:
         """The model as a function with the arguments and results of `Gemma.__call__`."""
@@ -157,13 +150,8 @@ class LayerSplit(Policy):
             steps: number of tokens.
         """
         keys, one = jnp.zeros((len(last), 2), jnp.uint32), jnp.float32(1)
-        by_stage = NamedSharding(self.mesh, _BY_STAGE)
-        recent = tuple(
-            jax.lax.with_sharding_constraint(
-                jnp.zeros((*x.shape[:3], steps, x.shape[4]), x.dtype), by_stage
-            )
-            for x in rings
-        )
+        recent = jnp.zeros((*rings[0].shape[:3], steps, rings[0].shape[4]), rings[0].dtype)
+        recent = jax.lax.with_sharding_constraint(recent, self.by_stage)
 
         def step(number: Array, state: Any) -> Any:
             last, tokens, recent = state
@@ -188,7 +176,7 @@ class LayerSplit(Policy):
             return last, tokens.at[:, number].set(last), recent
 
         tokens = jnp.zeros((len(last), steps), jnp.int32)
-        return jax.lax.fori_loop(0, steps, step, (last, tokens, recent))[1]
+        return jax.lax.fori_loop(0, steps, step, (last, tokens, (recent, recent)))[1]
 
     def _hidden(
         self,
@@ -204,10 +192,7 @@ class LayerSplit(Policy):
         del remat  # a layer saves its input only
         x = look_up(tokens, self.embedding(base), mesh=self.mesh)
         x *= jnp.sqrt(x.shape[-1]).astype(x.dtype)
-        weights = [
-            {name: value for name, value in params.items() if name.startswith(_LAYERS)}
-            for params in (base, adapter)
-        ]
+        weights = _of_layers(base), adapter
         run = jax.shard_map(
             self._pipeline,
             mesh=self.mesh,
@@ -230,9 +215,13 @@ class LayerSplit(Policy):
             else (config.global_base_frequency, config.global_scale_factor)
             for local in shape.local
         ]
-        padding = self.slots - shape.layers
+        padding = self.stacked_layers - shape.layers
         bases, scales = np.array(kinds + padding * kinds[:1], np.float32).T
-        return jnp.asarray(bases), jnp.asarray(scales), jnp.arange(self.slots) < shape.layers
+        return (
+            jnp.asarray(bases),
+            jnp.asarray(scales),
+            jnp.arange(self.stacked_layers) < shape.layers,
+        )
 
     def _pipeline(
         self, layers: Any, x: Array, rows: tuple[Array, Attend], caches: Any
@@ -265,7 +254,7 @@ class LayerSplit(Policy):
                 return (x, recent), None
 
             begin = jnp.where(stage == 0, first, received), recent
-            numbered = jnp.arange(self.slots // self.stages), layers
+            numbered = jnp.arange(self.stacked_layers // self.stages), layers
             (x, recent), _ = jax.lax.scan(on_layer, begin, numbered)
             return (jax.lax.ppermute(x, STAGE, onward), recent), x
 
@@ -294,3 +283,11 @@ class LayerSplit(Policy):
         vars(block.layers[0].attn).update(rope_base_frequency=rope, rope_scale_factor=1.0)
         found, cache = block(x, positions / scale, attend=attend, cache=cache)
         return jnp.where(real, found, x), cache
+
+
+def _of_layers(params: Mapping[str, Any]) -> Params:
+    return {name: x for name, x in params.items() if name.startswith(_LAYERS)}
+
+
+def _with_sharding(shapes: Mapping[str, Any], place: NamedSharding) -> Params:
+    return {name: x.update(sharding=place) for name, x in shapes.items()}

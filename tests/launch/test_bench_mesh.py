@@ -12,13 +12,15 @@ import pytest
 
 from launch.bench import __main__ as bench
 from launch.bench.layer_split import LayerSplit
-from launch.bench.mesh import largest
+from launch.bench.mesh import device_bytes
 from launch.bench.small_gemma import SMALL, random_weights, small_config
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.attention import Layout, PackedAttention
 from pipeline.compute.model.head import Head
 from pipeline.compute.model.policy import Policy
 from pipeline.compute.model.sharding import make_mesh
+from pipeline.data.models.find_shape import PUBLISHED
+from pipeline.data.models.hf_config import read_model_shape, text_config
 
 # Local, local, global: neither two nor four stages divide them.
 MODEL = SMALL | {"num_hidden_layers": 3, "sliding_window_pattern": 3}
@@ -63,16 +65,17 @@ def split_of(base, adapter, *, stages, micro_batches):
     split = LayerSplit(ARCHITECTURE, lora=LORA, mesh=mesh, micro_batches=micro_batches)
     params = [jax.tree.map(np.asarray, split.stack(some)) for some in (base, adapter)]
     places = jax.tree.map(lambda x: x.sharding, list(split.abstract_params()))
-    return split, *jax.device_put(params, places)
+    placed = jax.device_put(params, places)
+    return split, placed[0], placed[1]
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 4), (4, 1), (4, 2)])
 def test_layer_split_equals_one_device(single, stages, micro_batches):
     _, base, adapter, tokens, logits, gradient = single
-    split, *params = split_of(base, adapter, stages=stages, micro_batches=micro_batches)
-    found = outcome(split, *params, tokens)
+    split, base, adapter = split_of(base, adapter, stages=stages, micro_batches=micro_batches)
+    found, changes = outcome(split, base, adapter, tokens)
     expected = {"logits": logits} | split.stack(gradient)
-    for name, value in ({"logits": found[0]} | found[1]).items():
+    for name, value in ({"logits": found} | changes).items():
         bound = 1e-5 * float(jnp.abs(expected[name]).max())
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=bound, err_msg=name)
 
@@ -82,7 +85,7 @@ def test_layer_split_decodes_the_most_likely_tokens(single, micro_batches):
     policy, base, adapter, tokens, *_ = single
     split, *params = split_of(base, adapter, stages=2, micro_batches=micro_batches)
     steps, shape = LENGTH - 1, ARCHITECTURE.shape
-    ring = jnp.zeros((split.slots, ROWS, shape.kv_heads, LENGTH, shape.head_dim))
+    ring = jnp.zeros((split.stacked_layers, ROWS, shape.kv_heads, LENGTH, shape.head_dim))
     decode = partial(split.decode, head=Head(None, 1.0, 64, 512, split.mesh), steps=steps)
     found = split.jit(decode)(*params, tokens[:, 0], jnp.zeros(ROWS, jnp.int32), (ring, ring))
     read = np.concatenate([tokens[:, :1], found], axis=1)
@@ -91,11 +94,17 @@ def test_layer_split_decodes_the_most_likely_tokens(single, micro_batches):
     assert (np.diff(read) != 0).any()
 
 
-def test_the_largest_models_by_bytes():
-    found = largest(tier_gib=16)
-    # 27b: 54 GB in bfloat16, of which a device of eight has an eighth.
-    assert found["replicated, 1"] == "gemma-3-4b"
-    assert found["fsdp, 8"] == "gemma-3-27b"
+def test_bytes_of_a_device_by_layout():
+    shape = read_model_shape(text_config(PUBLISHED["gemma-3-1b"]))
+    layer = 2 * (2 * 1152 * 4 * 256 + 2 * 1152 * 256 + 3 * 1152 * 6912)
+    embedding, cache = 2 * 262_144 * 1152, 2 * 2 * 256 * 32 * 512
+    norms = 0.001 * layer
+    # A stage has four of 26 layers, and the caches of all slots in them.
+    split = 4 * (layer + 8 * cache) + embedding / 8
+    assert device_bytes(shape, "layer split", 8) == pytest.approx(split, abs=4 * norms)
+    # One kv head: every device has the caches of all slots.
+    tensor = 26 * (layer / 8 + 8 * cache) + embedding / 8
+    assert device_bytes(shape, "tensor parallel", 8) == pytest.approx(tensor, rel=0.05)
 
 
 @pytest.mark.slow
