@@ -8,9 +8,11 @@ mesh axis is that of the stages, so that all stages have the same work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -67,9 +69,9 @@ class Block(nnx.Module):
 class LayerSplit(Policy):
     """A Gemma 2 or 3 whose layers are split over the mesh axis tp, for `LearnerPrograms`.
 
-    Parameters of layers are stacked, `layers ...`, with layers of zeros at the end that change
-    nothing if the stages do not divide the layers. Sequences must not be longer than the sliding
-    window: local and global layers then differ in RoPE only.
+    Parameters named `layers.INDEX.` are those of this layer of each stage, `stages ...`, with zeros
+    where the last stages have fewer layers. Sequences must not be longer than the sliding window:
+    local and global layers then differ in RoPE only.
 
     Attributes:
         micro_batches: that a batch is divided into; must divide its rows.
@@ -96,22 +98,25 @@ class LayerSplit(Policy):
 
     @property
     def by_stage(self) -> NamedSharding:
-        """The leading axis (`layers`) is sharded over the stages."""
+        """The leading axis (`stages`) is sharded."""
         return NamedSharding(self.mesh, _BY_STAGE)
 
     @property
-    def stacked_layers(self) -> int:
-        """Layers of all stages, with those of zeros."""
-        return -(-self.architecture.shape.layers // self.stages) * self.stages
+    def depth(self) -> int:
+        """Layers of a stage."""
+        return -(-self.architecture.shape.layers // self.stages)
 
     def stack(self, params: Params) -> Params:
-        """Base or adapter parameters of a `Policy`, stacked."""
-        layers = self.architecture.shape.layers
-        padding, first = self.stacked_layers - layers, f"{_LAYERS}0."
+        """Base or adapter parameters of a `Policy` by stage."""
+        layers, first = self.architecture.shape.layers, f"{_LAYERS}0."
         found = {name: x for name, x in params.items() if name not in _of_layers(params)}
-        for name in (name.removeprefix(first) for name in params if name.startswith(first)):
-            some = [params[f"{_LAYERS}{layer}.{name}"] for layer in range(layers)]
-            found[_LAYERS + name] = jnp.stack(some + padding * [jnp.zeros_like(some[0])])
+        names = [name.removeprefix(first) for name in params if name.startswith(first)]
+        for index, name in product(range(self.depth), names):
+            zeros = jnp.zeros_like(params[first + name])
+            numbers = range(index, self.depth * self.stages, self.depth)
+            found[f"{_LAYERS}{index}.{name}"] = jnp.stack(
+                [params[f"{_LAYERS}{n}.{name}"] if n < layers else zeros for n in numbers]
+            )
         return found
 
     def abstract_params(self) -> tuple[Params, Params]:
@@ -131,7 +136,7 @@ class LayerSplit(Policy):
         adapter: Params,
         last: Int[Array, " slots"],
         start: Int[Array, " slots"],
-        rings: tuple[Array, Array],
+        rings: Sequence[tuple[Array, Array]],
         *,
         head: Head,
         steps: int,
@@ -141,16 +146,17 @@ class LayerSplit(Policy):
         Unlike `DecodePrograms.segment` it does not copy the new positions to the rings at its end.
 
         Args:
-            base: stacked.
-            adapter: stacked.
+            base: by stage.
+            adapter: by stage.
             last: newest token of each slot, not yet in the rings.
             start: positions in the rings.
-            rings: keys and values, `layers slots kv_heads ring head_dim`, sharded over the stages.
+            rings: keys and values, `stages slots kv_heads ring head_dim`, of the layers of a stage.
             head: sizes of its blocks.
             steps: number of tokens.
         """
         keys, one = jnp.zeros((len(last), 2), jnp.uint32), jnp.float32(1)
-        recent = jnp.zeros((*rings[0].shape[:3], steps, rings[0].shape[4]), rings[0].dtype)
+        ring = rings[0][0]
+        recent = jnp.zeros((*ring.shape[:3], steps, ring.shape[4]), ring.dtype)
         recent = jax.lax.with_sharding_constraint(recent, self.by_stage)
 
         def step(number: Array, state: Any) -> Any:
@@ -175,8 +181,8 @@ class LayerSplit(Policy):
             )
             return last, tokens.at[:, number].set(last), recent
 
-        tokens = jnp.zeros((len(last), steps), jnp.int32)
-        return jax.lax.fori_loop(0, steps, step, (last, tokens, (recent, recent)))[1]
+        tokens, empty = jnp.zeros((len(last), steps), jnp.int32), self.depth * [(recent, recent)]
+        return jax.lax.fori_loop(0, steps, step, (last, tokens, empty))[1]
 
     def _hidden(
         self,
@@ -207,7 +213,7 @@ class LayerSplit(Policy):
         return (unit * factor).astype(x.dtype), recent
 
     def _ropes(self) -> tuple[Array, Array, Array]:
-        """Of each layer: RoPE's base, its scale, and whether it is a layer of the model."""
+        """RoPE's base, its scale, and whether it is a layer of the model, each `stages depth`."""
         shape, config = self.architecture.shape, self.architecture.config
         kinds = [
             (config.local_base_frequency, config.local_scale_factor)
@@ -215,13 +221,11 @@ class LayerSplit(Policy):
             else (config.global_base_frequency, config.global_scale_factor)
             for local in shape.local
         ]
-        padding = self.stacked_layers - shape.layers
-        bases, scales = np.array(kinds + padding * kinds[:1], np.float32).T
-        return (
-            jnp.asarray(bases),
-            jnp.asarray(scales),
-            jnp.arange(self.stacked_layers) < shape.layers,
-        )
+        places = self.stages, self.depth
+        kinds += (self.stages * self.depth - shape.layers) * kinds[:1]
+        bases, scales = np.array(kinds, np.float32).T.reshape(2, *places)
+        real = jnp.arange(len(kinds)) < shape.layers
+        return jnp.asarray(bases), jnp.asarray(scales), real.reshape(places)
 
     def _pipeline(
         self, layers: Any, x: Array, rows: tuple[Array, Attend], caches: Any
@@ -233,46 +237,51 @@ class LayerSplit(Policy):
         apart = jax.tree.map(
             lambda a: a.reshape(count, -1, *a.shape[1:]) if a.ndim else a, (x, rows)
         )
-        rings, recent = jax.tree.map(lambda a: a.reshape(len(a), count, -1, *a.shape[2:]), caches)
+        rings, recent = jax.tree.map(lambda a: a.reshape(count, -1, *a.shape[2:]), caches)
+        base, adapter, ropes = jax.tree.map(lambda a: a[0], layers)
 
         def slot(carry: Any, time: Array) -> tuple[Any, Array]:
             received, recent = carry
             number = time - stage
             at = jnp.clip(number, 0, count - 1)
             first, own = jax.tree.map(lambda a: a[at] if a.ndim else a, apart)
-
-            def on_layer(carry: Any, layer: Any) -> tuple[Any, None]:
-                (x, recent), (index, weights) = carry, layer
-                old = jax.tree.map(lambda a: a[index, at], (rings, recent))
-                x, new = self._layer(weights, x, *own, None if recent is None else old)
+            old, new = jax.tree.map(lambda a: a[at], (rings, recent)), []
+            x = jnp.where(stage == 0, first, received)
+            for index in range(self.depth):
+                cache = None if recent is None else (old[0][index], old[1][index])
+                rope = jax.tree.map(itemgetter(index), ropes)
+                x, cache = self._layer(index, (base, adapter, rope), x, *own, cache)
+                new.append(cache)
+            if recent is not None:
                 recent = jax.tree.map(
-                    lambda a, old, new: a.at[index, at].set(jnp.where(number == at, new, old)),
+                    lambda a, old, new: a.at[at].set(jnp.where(number == at, new, old)),
                     recent,
                     old[1],
                     new,
                 )
-                return (x, recent), None
-
-            begin = jnp.where(stage == 0, first, received), recent
-            numbered = jnp.arange(self.stacked_layers // self.stages), layers
-            (x, recent), _ = jax.lax.scan(on_layer, begin, numbered)
             return (jax.lax.ppermute(x, STAGE, onward), recent), x
 
         begin = jnp.zeros_like(apart[0][0]), recent
         (_, recent), found = jax.lax.scan(slot, begin, jnp.arange(count + self.stages - 1))
         last = jnp.where(stage == self.stages - 1, found[self.stages - 1 :], 0)
-        recent = jax.tree.map(lambda a: a.reshape(len(a), -1, *a.shape[3:]), recent)
+        recent = jax.tree.map(lambda a: a.reshape(1, -1, *a.shape[2:]), recent)
         return jax.lax.psum(last.reshape(x.shape), STAGE), recent
 
-    @partial(jax.checkpoint, static_argnums=0)
+    @partial(jax.checkpoint, static_argnums=(0, 1))
     def _layer(
-        self, weights: Any, x: Array, positions: Array, attend: Attend, cache: LayerCache
+        self,
+        index: int,
+        weights: Any,
+        x: Array,
+        positions: Array,
+        attend: Attend,
+        cache: LayerCache,
     ) -> tuple[Array, LayerCache]:
         base, adapter, (rope, scale, real) = weights
         graph, state = self._block
         flat = []
         for path, variable in nnx.to_flat_state(state):
-            name = _LAYERS + ".".join(map(str, path[2:]))
+            name = f"{_LAYERS}{index}." + ".".join(map(str, path[2:]))
             value = adapter[name] if name in adapter else base[name]
             if name.endswith("norm.scale"):
                 value = norm_factor(value, self.architecture.shape)

@@ -192,13 +192,14 @@ def _trace_decode(policy: LayerSplit, config: Config) -> jax.stages.Traced:
     numbers = jax.ShapeDtypeStruct((config.slots,), jnp.int32, sharding=replicated(mesh))
     (length,) = set(ring_slots(policy.architecture, max_tokens=config.rollout.max_tokens))
     ring = jax.ShapeDtypeStruct(
-        (policy.stacked_layers, config.slots, shape.kv_heads, length, shape.head_dim),
+        (policy.stages, config.slots, shape.kv_heads, length, shape.head_dim),
         policy.architecture.config.param_dtype,
         sharding=policy.by_stage,
     )
     head = Head(shape.final_softcap, 1.0, plan.head_tokens, plan.head_vocab, mesh)
+    rings = policy.depth * [(ring, ring)]
     decode = partial(policy.decode, head=head, steps=config.segment_steps)
-    return policy.jit(decode).trace(*policy.abstract_params(), numbers, numbers, (ring, ring))
+    return policy.jit(decode).trace(*policy.abstract_params(), numbers, numbers, rings)
 
 
 def cost(

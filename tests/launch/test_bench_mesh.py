@@ -85,9 +85,11 @@ def test_layer_split_decodes_the_most_likely_tokens(single, micro_batches):
     policy, base, adapter, tokens, *_ = single
     split, *params = split_of(base, adapter, stages=2, micro_batches=micro_batches)
     steps, shape = LENGTH - 1, ARCHITECTURE.shape
-    ring = jnp.zeros((split.stacked_layers, ROWS, shape.kv_heads, LENGTH, shape.head_dim))
+    ring = jnp.zeros((split.stages, ROWS, shape.kv_heads, LENGTH, shape.head_dim))
     decode = partial(split.decode, head=Head(None, 1.0, 64, 512, split.mesh), steps=steps)
-    found = split.jit(decode)(*params, tokens[:, 0], jnp.zeros(ROWS, jnp.int32), (ring, ring))
+    found = split.jit(decode)(
+        *params, tokens[:, 0], jnp.zeros(ROWS, jnp.int32), split.depth * [(ring, ring)]
+    )
     read = np.concatenate([tokens[:, :1], found], axis=1)
     logits = policy.jit(partial(forward, policy))(base, adapter, read)
     np.testing.assert_array_equal(found, logits[:, :-1].argmax(axis=-1))
