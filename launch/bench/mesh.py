@@ -290,10 +290,11 @@ def draw(found: Mapping[str, Figures]) -> Figure:
             if whole and LARGEST in points:
                 row[-1].bar(number + 0.16 * (place - 2), points[LARGEST] / whole, 0.15, **style)
             row[number].set(title=model, xlabel="devices", ylabel=f"{work}, tokens a second")
-            row[number].set(xscale="log", yscale="log")
+            row[number].set(yscale="log")
+            row[number].set_xscale("log", base=2)
             row[number].set_xticks(COUNTS, [f"{count}" for count in COUNTS])
             row[number].grid(alpha=0.3)
-        row[-1].set(title=f"{work} on {LARGEST} devices, share of the replicated rate")
+        row[-1].set(title=f"{LARGEST} devices", ylabel=f"{work}, over the replicated rate")
         row[-1].set_xticks(range(len(models)), models)
     panes[0][0].legend(fontsize="small")
     return figure
