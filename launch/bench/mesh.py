@@ -304,7 +304,7 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
     """Rows by model, layout and number of devices; by pipeline; by memory of a device."""
     compiled, models = request.device == COMPILER, chosen_models(request)
     given = {"device": request.device, "sizes": QUICK if request.quick else SIZES}
-    stages, micro_batches = (8, (1, 8, 32, 64)) if compiled else (4, (1, 2, 4, 8, 16))
+    stages, micro_batches = (8, (1, 8, 32, 64)) if compiled else (4, (1, 4, 16))
     virtual = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={LARGEST}"
     environment = TPU_COMPILER if compiled else {"XLA_FLAGS": virtual}
     batch = "{slots} slots and {rows} rows a device, {prompt} + {new} tokens".format(
