@@ -87,6 +87,11 @@ BENCHMARKS: Mapping[str, Command] = {
         devices=_STUDY,
     ),
     "learner": Command("gradients beside Tunix's, and prompts that a group shares"),
+    "mesh": Command(
+        "data, tensor and layer parallelism on 1 to 8 devices: tokens a second, the bubble of a "
+        "pipeline, and the largest model",
+        devices=_STUDY,
+    ),
     "race": Command(
         "accuracy against seconds of this pipeline and of Tunix's GRPOLearner on the same task",
         devices=["auto"],

@@ -68,15 +68,20 @@ def figures(config: Config, program: str, *, beside: int = 0) -> dict[str, Any]:
 
 
 def traced_figures(
-    traced: jax.stages.Traced, *, beside: int = 0, timed: bool = True
+    traced: jax.stages.Traced,
+    *,
+    beside: int = 0,
+    timed: bool = True,
+    trips: float | None = None,
 ) -> dict[str, Any]:
     """Returns the compiler's figures of another program, as `figures` does.
 
     Args:
         traced: the program.
         beside: see `figures`.
-        timed: false for a program with a loop whose trip count depends on its arguments; `ms` is
-            None then.
+        timed: false for a program with a loop whose trip count depends on its arguments, if `trips`
+            is not known; `ms` is None then.
+        trips: the expected trip count of such a loop.
     """
     began = time.monotonic()
     try:
@@ -88,6 +93,6 @@ def traced_figures(
     return {
         "fits": gib <= HBM_GIB,
         "gib": gib,
-        "ms": 1e3 * program_seconds(program.parts()) if timed else None,
+        "ms": 1e3 * program_seconds(program.parts(trips=trips)) if timed else None,
         "compile_s": time.monotonic() - began,
     }

@@ -51,7 +51,7 @@ def moved_bytes(
     if line.opcode in {"copy-start", "slice-start"}:
         # The results: both places, of which a slice's source may be larger, and a context.
         places = [shape for shape in line.shapes if shape.dims][:2]
-        moved = min(shape.bytes for shape in places)
+        moved = min((shape.bytes for shape in places), default=0)  # a scalar has no dims
         return sum(moved for shape in places if shape.in_hbm or not only_hbm)
     read = sum(
         read_bytes(module, line, number, shape)

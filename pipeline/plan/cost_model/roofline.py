@@ -47,7 +47,7 @@ _FLUSHED_PER_S, _SELECTED_PER_S = 125e9, 125e9
 over."""
 _REDUCE_S = 25e-6
 """Least seconds of a collective between chips."""
-_HOST_BYTES_PER_S, _HOST_ROW_S = 8e9, 0.5e-6
+HOST_BYTES_PER_S, _HOST_ROW_S = 8e9, 0.5e-6
 """Bytes a second that a chip copies from host memory, and least seconds for each row: assumed."""
 _LAUNCH_S = 1e-3
 """Least seconds of a program and of the host's check for finished slots."""
@@ -363,7 +363,7 @@ class RooflineModel:
         if not self.config.plan.embeddings_in_host:
             return 0.0
         row = prod(self.shape.host_row) * DTYPE_BYTES[self.config.model.dtype]
-        return positions * max(_HOST_ROW_S, row / _HOST_BYTES_PER_S)
+        return positions * max(_HOST_ROW_S, row / HOST_BYTES_PER_S)
 
     def _reductions(self, tp: int) -> float:
         """Seconds of two reductions in each layer."""

@@ -168,6 +168,18 @@ def test_computation_waits_for_copies(cycles):
     assert parts["other"].seconds == pytest.approx((cycles + 500) / CLOCK_HZ)
 
 
+def test_the_copy_of_a_scalar_takes_nothing():
+    program = """HloModule jit_f
+
+ENTRY %main (x: s32[]) -> s32[] {
+  %x = s32[] parameter(0)
+  %copy-start = (s32[]{:S(6)}, s32[], u32[]{:S(2)}) copy-start(%x)
+  ROOT %copy-done = s32[]{:S(6)} copy-done(%copy-start)
+}
+"""
+    assert program_seconds(part_times(parse(program), NOTHING)) == 0.0
+
+
 def test_a_program_takes_at_least_its_traffic():
     short, long = PartTime(1.0, 0.5, 0.25), PartTime(0.5, 0.0, 4.0)
     assert program_seconds({"a": short}) == 1.0

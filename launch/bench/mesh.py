@@ -1,0 +1,381 @@
+"""`python -m launch.bench mesh`: a model on 1 to 8 devices by data, tensor and layer parallelism.
+
+All layouts have the same batch on the same devices. It grows with the devices, as in a run. Rows
+are no longer than the sliding window.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+from jax.sharding import Mesh
+from matplotlib.figure import Figure
+
+from configs.plan import HEAD_TOKENS, HEAD_VOCAB
+from configs.schema import Config
+from launch.bench.harness import Benchmark, Figures, Row, Section
+from launch.bench.layer_split import LayerSplit
+from launch.bench.shapes import (
+    COMPILER,
+    POINT_S,
+    SHAPES,
+    chosen_models,
+    config_of,
+    expected_on,
+)
+from launch.bench.small_gemma import VOCABULARY
+from launch.bench.v5e import traced_figures
+from pipeline.compute.aot.compile import v5e_devices
+from pipeline.compute.decode.cache import ring_slots
+from pipeline.compute.decode.programs import DecodePrograms
+from pipeline.compute.device_memory import program_bytes
+from pipeline.compute.learner.programs import LearnerPrograms
+from pipeline.compute.learner.timing import fastest_s
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.attention import Layout, PackedAttention
+from pipeline.compute.model.head import Head
+from pipeline.compute.model.policy import Params, Policy
+from pipeline.compute.model.sharding import in_host, lowered, make_mesh, replicated
+from pipeline.data.models.find_shape import PUBLISHED
+from pipeline.data.models.hf_config import read_model_shape, text_config
+from pipeline.data.models.model_shape import ModelShape
+from pipeline.plan.cost_model.roofline import HOST_BYTES_PER_S
+from pipeline.plan.topology import GIB
+
+DECODE, GRADIENT = "decode", "gradient"
+REPLICATED, FSDP, TENSOR = "replicated", "fsdp", "tensor parallel"
+SPLIT, GPIPE, STREAMED = "layer split", "GPipe", "streamed"
+LAYOUTS = (REPLICATED, FSDP, TENSOR, SPLIT, GPIPE, STREAMED)
+COUNTS, LARGEST = (1, 2, 4, 8), 8
+SIZES = {"prompt": 256, "new": 256, "slots": 32, "rows": 4}
+QUICK = {"prompt": 32, "new": 32, "slots": 8, "rows": 2}
+"""Tokens of a prompt and of a completion; slots and rows of a device."""
+DETAILED = "gemma3-1b"
+"""The model that is compiled for 4 devices, and whose bubble is: others are compiled for 8."""
+TIERS_GIB = (16, 24, 80)
+ROOM = 0.9
+"""Share of a device for base and caches; the rest is for adapter, optimizer and temporaries."""
+_HOST_ROOM = 0.7
+"""Share of the host's free memory that virtual devices may take."""
+
+
+class Streamed(Policy):
+    """A policy whose layers are in host memory; each step copies their matrices to every device.
+
+    ZeRO-Inference (arXiv:2207.00032).
+    """
+
+    def abstract_params(self) -> tuple[Params, Params]:
+        """See `Policy.abstract_params`."""
+        base, adapter = super().abstract_params()
+        place = in_host(self.mesh)
+        return base | {
+            name: x.update(sharding=place) for name, x in matrices(base).items()
+        }, adapter
+
+    def bind(self, base: Params, *args: Any, **settings: Any) -> Any:
+        """See `Policy.bind`."""
+        here = jax.device_put(matrices(base), jax.memory.Space.Device)
+        return super().bind(base | here, *args, **settings)
+
+
+def matrices(base: Params) -> Params:
+    """The matrices of the layers."""
+    return {name: x for name, x in base.items() if name.startswith("layers.") and x.ndim > 1}
+
+
+def layout(
+    *, model: str, device: str, name: str, devices: int, sizes: Mapping[str, int]
+) -> Figures:
+    """Decoded tokens a second, positions of the gradient a second, and GiB of a device."""
+    chips = _chips(device, devices)
+    if len(chips) < devices:
+        return {"how": f"there are {len(chips)} devices"}
+    config = _config(model, device, name, devices, sizes)
+    rows = sizes["rows"] * devices
+    found: dict[str, Any] = {}
+    policy = _policy(model, config, chips, name, micro_batches=devices)
+    if isinstance(policy, LayerSplit):
+        traced = _trace_decode(policy, config)
+    else:
+        traced = DecodePrograms(policy, config, VOCABULARY).trace_segment(config.slots)
+    if one := cost(traced, policy.mesh):
+        seconds, gib = one
+        if name == STREAMED and device == COMPILER:
+            base, _ = policy.abstract_params()
+            copied = sum(x.size * x.dtype.itemsize for x in matrices(base).values())
+            seconds = max(seconds, config.segment_steps * copied / HOST_BYTES_PER_S)
+        found |= {DECODE: config.slots * config.segment_steps / seconds, f"{DECODE} GiB": gib}
+    if name == STREAMED:
+        return found
+    policy = _policy(model, config, chips, name, micro_batches=rows)
+    learner = LearnerPrograms(policy, config, VOCABULARY)
+    trips = learner.expected_blocks(GRADIENT, rows)
+    if one := cost(learner.trace_gradient(rows), policy.mesh, trips=trips):
+        found |= {GRADIENT: rows * config.row_tokens / one[0], f"{GRADIENT} GiB": one[1]}
+    return found
+
+
+def bubble(
+    *, model: str, device: str, stages: int, micro_batches: Sequence[int], sizes: Mapping[str, int]
+) -> Figures:
+    """The share of time that a pipeline of one row a micro-batch computes nothing of use.
+
+    `slot_ms` is what a further micro-batch takes, the slope of the time by micro-batches: of m of
+    them all but m slots are bubble. Only the layers are timed, in a forward pass. Devices compute
+    in the bubble, too, so that it takes its time also on virtual devices that share cores.
+    """
+    chips = _chips(device, stages)
+    config, seconds = _config(model, device, GPIPE, stages, sizes), dict[int, float]()
+    for count in micro_batches:
+        policy = _policy(model, config, chips, GPIPE, micro_batches=count)
+
+        def forward(base: Params, adapter: Params, tokens: jax.Array, policy: Policy) -> jax.Array:
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+            attend = PackedAttention(Layout(positions, jnp.ones_like(positions)))
+            return policy.bind(base, adapter)(tokens, positions, attend=attend)[0]
+
+        tokens = jax.ShapeDtypeStruct(
+            (count, config.row_tokens), jnp.int32, sharding=replicated(policy.mesh)
+        )
+        program = policy.jit(partial(forward, policy=policy))
+        one = cost(program.trace(*policy.abstract_params(), tokens), policy.mesh)
+        assert one is not None, count
+        seconds[count] = one[0]
+    slot_s = float(np.polyfit(list(seconds), list(seconds.values()), 1)[0])
+    found = {f"{m}": 1 - m * slot_s / seconds[m] for m in micro_batches}
+    expected = {f"(p - 1) / ({m} + p - 1)": (stages - 1) / (m + stages - 1) for m in micro_batches}
+    return {"slot_ms": 1e3 * slot_s, **found, **expected}
+
+
+def _chips(device: str, count: int) -> Sequence[jax.Device]:
+    return v5e_devices(count) if device == COMPILER else jax.devices()[:count]
+
+
+def _config(model: str, device: str, name: str, count: int, sizes: Mapping[str, int]) -> Config:
+    ways = {REPLICATED: {}, STREAMED: {}, FSDP: {"plan__fsdp": count}}
+    return config_of(
+        model,
+        device=device,
+        slots=sizes["slots"] * count,
+        prompt=sizes["prompt"],
+        new=sizes["new"],
+        plan__learner_devices=count,
+        plan__micro_batch_tokens=sizes["rows"] * count * (sizes["prompt"] + sizes["new"]),
+        plan__attention="blocked",
+        **ways.get(name, {"plan__tp": count}),
+    )
+
+
+def _policy(
+    model: str, config: Config, chips: Sequence[jax.Device], name: str, *, micro_batches: int
+) -> Policy:
+    """The model in a layout; the number of micro-batches is that of GPipe."""
+    split = partial(LayerSplit, micro_batches=micro_batches if name == GPIPE else 1)
+    kinds: Mapping[str, Callable[..., Policy]] = {SPLIT: split, GPIPE: split, STREAMED: Streamed}
+    return kinds.get(name, Policy)(
+        architecture(SHAPES[model], dtype=jnp.dtype(config.model.dtype)),
+        lora=config.lora,
+        mesh=make_mesh(chips, fsdp=config.plan.fsdp, tp=config.plan.tp),
+    )
+
+
+def _trace_decode(policy: LayerSplit, config: Config) -> jax.stages.Traced:
+    """`LayerSplit.decode` of a segment."""
+    shape, mesh = policy.architecture.shape, policy.mesh
+    numbers = jax.ShapeDtypeStruct((config.slots,), jnp.int32, sharding=replicated(mesh))
+    (length,) = set(ring_slots(policy.architecture, max_tokens=config.rollout.max_tokens))
+    ring = jax.ShapeDtypeStruct(
+        (policy.stages, config.slots, shape.kv_heads, length, shape.head_dim),
+        policy.architecture.config.param_dtype,
+        sharding=policy.by_stage,
+    )
+    head = Head(shape.final_softcap, 1.0, HEAD_TOKENS, HEAD_VOCAB, mesh)
+    rings = policy.depth * [(ring, ring)]
+    decode = partial(policy.decode, head=head, steps=config.segment_steps)
+    return policy.jit(decode).trace(*policy.abstract_params(), numbers, numbers, rings)
+
+
+def cost(
+    traced: jax.stages.Traced, mesh: Mesh, *, trips: float | None = None
+) -> tuple[float, float] | None:
+    """Seconds of a program and GiB of a device; None: it does not fit.
+
+    Args:
+        traced: the program; the only argument that it may overwrite is the third.
+        mesh: its devices; of TPUs without one the compiler answers.
+        trips: expected trip count of loops whose own depends on the arguments, for the compiler.
+    """
+    if mesh.devices.flat[0].platform == "tpu" and jax.default_backend() != "tpu":
+        found = traced_figures(traced, trips=trips)
+        return (found["ms"] / 1e3, found["gib"]) if found["fits"] else None
+    program = lowered(traced, mesh).compile()
+    needed = program_bytes(program)
+    on_cpu = jax.default_backend() == "cpu"
+    if on_cpu and needed * mesh.size > _HOST_ROOM * psutil.virtual_memory().available:
+        return None
+    shapes, places = program.args_info[0], program.input_shardings[0]
+    arguments = list(jax.tree.map(_constant, shapes, places))
+
+    def again() -> None:
+        arguments[2] = jax.tree.map(_constant, shapes[2], places[2])
+
+    return fastest_s(lambda: jax.block_until_ready(program(*arguments)), before=again), needed / GIB
+
+
+def _constant(shape: Any, place: jax.sharding.Sharding) -> jax.Array:
+    """An array of one value, on which no time depends."""
+    value = 0.01 if jnp.issubdtype(shape.dtype, jnp.floating) else 1
+    return jax.device_put(np.full(shape.shape, value, shape.dtype), place)
+
+
+def largest(*, tier_gib: float) -> Figures:
+    """Billions of parameters whose base and caches fit, by layout and devices, in bfloat16.
+
+    Of a Gemma 3 27b with as many layers as fit.
+    """
+    shape = read_model_shape(text_config(PUBLISHED["gemma-3-27b"]))
+    layouts = {REPLICATED: 1, STREAMED: 1, FSDP: LARGEST, TENSOR: LARGEST, SPLIT: LARGEST}
+    found: dict[str, Any] = {"how": "computed"}
+    for name, devices in layouts.items():
+        larger = shape = replace(shape, local=(False,))
+        while device_bytes(larger, name, devices) <= ROOM * tier_gib * GIB:
+            shape, larger = larger, replace(larger, local=(*larger.local, False))
+        found[f"{name}, {devices}"] = shape.parameters / 1e9
+    return found
+
+
+def device_bytes(shape: ModelShape, name: str, devices: int) -> float:
+    """Bytes of a device's share of the base, of a layer that it copies, and of its caches."""
+    kind = "bfloat16"
+    whole, layer = shape.base_bytes(kind), shape.layer_bytes(0, kind, tp=1)
+    outside = whole - shape.layers * layer
+    number = SIZES["slots"] * (SIZES["prompt"] + SIZES["new"]) * 2 * shape.kv_heads * shape.head_dim
+    caches = 2 * shape.layers * number
+    stage = -(-shape.layers // devices)
+    if name == SPLIT:
+        return outside / devices + stage * (layer + caches * devices / shape.layers)
+    if name == TENSOR:
+        shared = 1 if shape.kv_heads % devices == 0 else devices
+        return shape.base_bytes(kind, tp=devices) + shared * caches
+    base = {REPLICATED: whole, STREAMED: outside + 2 * layer, FSDP: whole / devices + layer}
+    return base[name] + caches
+
+
+def draw(found: Mapping[str, Figures]) -> Figure:
+    """Rates against devices, by model, and each layout's share of the replicated one's at last."""
+    keys = {name: tuple(name.split(", ")) for name in found}
+    rates = {keys[name]: row for name, row in found.items()}
+    models = list(dict.fromkeys(model for model, *_ in rates))
+    figure = Figure(figsize=(4.2 * (len(models) + 1), 7), layout="constrained")
+    panes = figure.subplots(2, len(models) + 1)
+    for row, work in zip(panes, (DECODE, GRADIENT), strict=True):
+        for (number, model), (place, name) in product(enumerate(models), enumerate(LAYOUTS)):
+            known = {
+                count: rates.get((model, REPLICATED if count == 1 else name, f"{count}"), {})
+                for count in COUNTS
+            }
+            if name == STREAMED:
+                known = {1: rates.get((model, name, "1"), {})}
+            points = {count: figures[work] for count, figures in known.items() if work in figures}
+            style = {"color": f"C{place}", "label": name}
+            row[number].plot(list(points), list(points.values()), "o-", **style)
+            whole = rates.get((model, REPLICATED, f"{LARGEST}"), {}).get(work)
+            if whole and LARGEST in points:
+                row[-1].bar(number + 0.16 * (place - 2), points[LARGEST] / whole, 0.15, **style)
+            row[number].set(title=model, xlabel="devices", ylabel=f"{work}, tokens a second")
+            row[number].set(yscale="log")
+            row[number].set_xscale("log", base=2)
+            row[number].set_xticks(COUNTS, [f"{count}" for count in COUNTS])
+            row[number].grid(alpha=0.3)
+        row[-1].set(title=f"{LARGEST} devices", ylabel=f"{work}, over the replicated rate")
+        row[-1].set_xticks(range(len(models)), models)
+    panes[0][0].legend(fontsize="small")
+    return figure
+
+
+def benchmark(request: argparse.Namespace) -> Benchmark:
+    """Rows by model, layout and number of devices; by pipeline; by memory of a device."""
+    compiled, models = request.device == COMPILER, chosen_models(request)
+    given = {"device": request.device, "sizes": QUICK if request.quick else SIZES}
+    stages, micro_batches = (8, (1, 8, 32, 64)) if compiled else (4, (1, 4, 16))
+    virtual = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={LARGEST}"
+    environment = {} if compiled else {"XLA_FLAGS": virtual}
+    batch = "{slots} slots and {rows} rows a device, {prompt} + {new} tokens".format(
+        **given["sizes"]
+    )
+    layouts = [
+        _row(
+            f"{model}, {name}, {devices}",
+            layout,
+            {**given, "model": model, "name": name, "devices": devices},
+            compiled=compiled,
+            programs=1 if name == STREAMED else 2,
+        )
+        for model in models
+        for name in LAYOUTS
+        for devices in _counts(model, name, request)
+    ]
+    bubbles = [
+        _row(
+            f"{model}, {stages} stages",
+            bubble,
+            {**given, "model": model, "stages": stages, "micro_batches": micro_batches},
+            compiled=compiled,
+            programs=len(micro_batches),
+        )
+        for model in models
+        if model == DETAILED or not compiled
+    ]
+    fits = [Row(f"{tier} GiB", largest, {"tier_gib": tier}, seconds=5) for tier in TIERS_GIB]
+    title = "Share of a pipeline's time that is bubble, by micro-batches, and expected share"
+    return Benchmark(
+        [
+            Section(
+                "layouts",
+                f"Tokens a second by model, layout and devices; {batch}",
+                layouts,
+                environment=environment,
+                draw=draw,
+            ),
+            Section("bubble", title, bubbles, environment=environment),
+            Section(
+                "largest",
+                "Billions of parameters that fit, by memory of a device, layout and devices",
+                fits,
+            ),
+        ],
+        expected_on=expected_on(request),
+    )
+
+
+def _row(
+    name: str,
+    measure: Callable[..., Figures],
+    arguments: Mapping[str, Any],
+    *,
+    compiled: bool,
+    programs: int,
+) -> Row:
+    seconds = 0.0 if compiled else POINT_S[arguments["model"]] * programs
+    return Row(name, measure, arguments, seconds, programs if compiled else 0)
+
+
+def _counts(model: str, name: str, request: argparse.Namespace) -> Sequence[int]:
+    """Numbers of devices; a process of a run has 1, 4 or 8 chips of a v5e-8."""
+    if name == STREAMED:
+        return (1,)
+    several: Sequence[int] = COUNTS[-1:] if request.quick else COUNTS[1:]
+    if request.device == COMPILER:
+        several = (4, LARGEST) if model == DETAILED and name != REPLICATED else (LARGEST,)
+    return (1, *several) if name == REPLICATED else several
