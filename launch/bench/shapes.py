@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -31,7 +31,7 @@ from pipeline.compute.device_memory import array_bytes, is_out_of_memory
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
-from pipeline.data.models.find_shape import PUBLISHED
+from pipeline.data.models.find_shape import PUBLISHED, shape_of
 from pipeline.plan.topology import GIB
 
 SMALLEST = "small"
@@ -110,6 +110,7 @@ def sampler(
     device: str,
     adapter: bool = True,
     parts: Collection[str] = ("segment", "prefill"),
+    rings: bool = True,
 ) -> Sampler:
     """The costs of a sampler.
 
@@ -119,6 +120,7 @@ def sampler(
         device: as in `config_of`.
         adapter: whether it decodes with a LoRA; always when compiled.
         parts: that are compiled; the others take 0 seconds.
+        rings: caches of sliding layers hold a window; else all positions.
 
     Raises:
         MemoryError: if it does not fit.
@@ -127,14 +129,16 @@ def sampler(
     names = {"segment": f"segment {config.slots}", "prefill": f"prefill {bucket}"}
     prefills = math.ceil(math.ceil(config.slots / GROUP) / PREFILLED)
     if device == COMPILER:
-        found = {part: figures(config, names[part]) for part in parts}
+        shape = shape_of(config)
+        shape = shape if rings else replace(shape, window=config.rollout.max_tokens)
+        found = {part: figures(config, names[part], shape=shape) for part in parts}
         if not all(one["fits"] for one in found.values()):
             raise MemoryError
         seconds = {part: one["ms"] / 1e3 for part, one in found.items()}
         gib = max(one["gib"] for one in found.values())
     else:
         with out_of_memory():
-            seconds, gib = _measured(model, config, adapter=adapter)
+            seconds, gib = _measured(model, config, adapter=adapter, rings=rings)
     step_s = seconds.get("segment", 0.0) / config.segment_steps
     return Sampler(step_s, seconds.get("prefill", 0.0), prefills, gib)
 
@@ -168,9 +172,12 @@ def curve(
             return
 
 
-def _measured(model: str, config: Config, *, adapter: bool) -> tuple[dict[str, float], float]:
+def _measured(
+    model: str, config: Config, *, adapter: bool, rings: bool
+) -> tuple[dict[str, float], float]:
     """Seconds by part, and GiB."""
-    policy, base, lora = random_model(model, config)
+    window = {} if rings else {"sliding_window": config.rollout.max_tokens}
+    policy, base, lora = random_policy({**SHAPES[model], **window}, config, scales={})
     if not adapter:
         policy, lora = policy.without_adapter(), {}
     engine = Engine(rollout_policy(policy, config), None, config, VOCABULARY)

@@ -115,12 +115,18 @@ def random_policy(
 
     Args:
         settings: `config.json` of the model.
-        config: gives dtype and LoRA.
-        scales: standard deviations by name; of the others 0.1.
+        config: gives dtype, quantization and LoRA.
+        scales: standard deviations by name; of the others 0.1, of 8-bit numbers 30.
     """
-    shape = architecture(settings, dtype=jnp.dtype(config.model.dtype))
-    policy = Policy(shape, lora=config.lora, mesh=make_mesh(jax.devices()[:1]))
+    policy = Policy(
+        architecture(settings, dtype=jnp.dtype(config.model.dtype)),
+        lora=config.lora,
+        mesh=make_mesh(jax.devices()[:1]),
+        quantization=config.model.quantization,
+    )
     rng = np.random.default_rng(0)
+    small = {name: 30.0 for name, kept in policy.base_shapes.items() if kept.dtype == jnp.int8}
+    scales = {**small, **scales}
     base = {
         name: jnp.asarray(
             scales.get(name, 0.1) * rng.standard_normal(kept.shape, np.float32), kept.dtype
