@@ -113,6 +113,10 @@ BENCHMARKS: Mapping[str, Command] = {
         "rollouts and parallel passes against the batch: time, memory, knee and lumps",
         devices=_STUDY,
     ),
+    "techniques": Command(
+        "what each technique saves of a step's seconds and bytes, of a start, and of accuracy",
+        devices=_STUDY,
+    ),
     "torch": Command(
         "decoding and gradients of Gemma 3 270m and 1b beside a plain loop of PyTorch and "
         "transformers",

@@ -75,6 +75,7 @@ class Runs:
             dtype=config.model.dtype,
             lora=config.lora,
             mesh=make_mesh(jax.devices()[:1]),
+            quantization=config.model.quantization,
         )
         self._maker = PromptMaker(config.prompt, tokenizer)
         self._vocabulary = Vocabulary.of(tokenizer, config.rollout)

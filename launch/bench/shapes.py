@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -32,7 +32,7 @@ from pipeline.compute.device_memory import array_bytes, is_out_of_memory
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
-from pipeline.data.models.find_shape import PUBLISHED
+from pipeline.data.models.find_shape import PUBLISHED, shape_of
 from pipeline.plan.topology import GIB
 
 SMALLEST = "small"
@@ -111,6 +111,7 @@ def sampler(
     device: str,
     adapter: bool = True,
     parts: Collection[str] = ("segment", "prefill"),
+    rings: bool = True,
 ) -> Sampler:
     """The costs of a sampler.
 
@@ -120,6 +121,7 @@ def sampler(
         device: as in `config_of`.
         adapter: whether it decodes with a LoRA; always when compiled.
         parts: that are compiled; the others take 0 seconds.
+        rings: caches of sliding layers hold a window; else all positions.
 
     Raises:
         MemoryError: if it does not fit.
@@ -128,14 +130,16 @@ def sampler(
     names = {"segment": f"segment {config.slots}", "prefill": f"prefill {bucket}"}
     prefills = math.ceil(math.ceil(config.slots / GROUP) / PREFILLED)
     if device == COMPILER:
-        found = {part: figures(config, names[part]) for part in parts}
+        shape = shape_of(config)
+        shape = shape if rings else replace(shape, window=config.rollout.max_tokens)
+        found = {part: figures(config, names[part], shape=shape) for part in parts}
         if not all(one["fits"] for one in found.values()):
             raise MemoryError
         seconds = {part: one["ms"] / 1e3 for part, one in found.items()}
         gib = max(one["gib"] for one in found.values())
     else:
         with out_of_memory():
-            seconds, gib = _measured(model, config, adapter=adapter)
+            seconds, gib = _measured(model, config, adapter=adapter, rings=rings)
     step_s = seconds.get("segment", 0.0) / config.segment_steps
     return Sampler(step_s, seconds.get("prefill", 0.0), prefills, gib)
 
@@ -169,9 +173,13 @@ def curve(
             return
 
 
-def _measured(model: str, config: Config, *, adapter: bool) -> tuple[dict[str, float], float]:
+def _measured(
+    model: str, config: Config, *, adapter: bool, rings: bool
+) -> tuple[dict[str, float], float]:
     """Seconds by part, and GiB."""
-    policy, base, lora = random_model(model, config)
+    policy, base, lora = random_model(
+        model, config, window=None if rings else config.rollout.max_tokens
+    )
     if not adapter:
         policy, lora = policy.without_adapter(), {}
     engine = Engine(rollout_policy(policy, config), None, config, VOCABULARY)
@@ -200,14 +208,25 @@ def peak_gib(needed: int) -> float:
     return (needed if peak is None else peak) / GIB
 
 
-def random_model(model: str, config: Config) -> tuple[Policy, Params, Params]:
-    """Policy, base and LoRA with random values on the first device; the last ones are kept."""
-    return _random_model(model, config.model.dtype, config.lora)
+def random_model(
+    model: str, config: Config, *, window: int | None = None
+) -> tuple[Policy, Params, Params]:
+    """Policy, base and LoRA with random values on the first device; the last ones are kept.
+
+    Args:
+        model: as in `config_of`.
+        config: gives dtype, quantization and LoRA.
+        window: of sliding layers; None: the model's.
+    """
+    return _random_model(model, config.model.dtype, config.lora, config.model.quantization, window)
 
 
 @lru_cache(maxsize=1)
-def _random_model(model: str, dtype: str, lora: Lora) -> tuple[Policy, Params, Params]:
-    return random_policy(SHAPES[model], dtype, lora, scales={})
+def _random_model(
+    model: str, dtype: str, lora: Lora, quantization: str, window: int | None
+) -> tuple[Policy, Params, Params]:
+    settings = SHAPES[model] if window is None else {**SHAPES[model], "sliding_window": window}
+    return random_policy(settings, dtype, lora, scales={}, quantization=quantization)
 
 
 def policy_of(model: str, config: Config, devices: Sequence[jax.Device]) -> Policy:

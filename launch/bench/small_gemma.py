@@ -109,7 +109,12 @@ def small_policy(config: Config) -> tuple[Policy, Params, Params]:
 
 
 def random_policy(
-    settings: Mapping[str, Any], dtype: str, lora: Lora, *, scales: Mapping[str, float]
+    settings: Mapping[str, Any],
+    dtype: str,
+    lora: Lora,
+    *,
+    scales: Mapping[str, float],
+    quantization: str = "none",
 ) -> tuple[Policy, Params, Params]:
     """Returns a policy on the first device, normal weights and a normal LoRA.
 
@@ -117,11 +122,18 @@ def random_policy(
         settings: `config.json` of the model.
         dtype: of the base.
         lora: of the adapter.
-        scales: standard deviations by name; of the others 0.1.
+        scales: standard deviations by name; of the others 0.1, of 8-bit numbers 30.
+        quantization: of the base.
     """
-    shape = architecture(settings, dtype=jnp.dtype(dtype))
-    policy = Policy(shape, lora=lora, mesh=make_mesh(jax.devices()[:1]))
+    policy = Policy(
+        architecture(settings, dtype=jnp.dtype(dtype)),
+        lora=lora,
+        mesh=make_mesh(jax.devices()[:1]),
+        quantization=quantization,
+    )
     rng = np.random.default_rng(0)
+    small = {name: 30.0 for name, kept in policy.base_shapes.items() if kept.dtype == jnp.int8}
+    scales = {**small, **scales}
     base = {
         name: jnp.asarray(
             scales.get(name, 0.1) * rng.standard_normal(kept.shape, np.float32), kept.dtype

@@ -16,6 +16,7 @@ from launch.bench.small_gemma import one_device
 from pipeline.compute.aot.compile import DoesNotFitError, compile_for
 from pipeline.compute.aot.estimated_time import program_seconds
 from pipeline.data.models.find_shape import shape_of
+from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.compiler import compile_programs
 from pipeline.plan.topology import GIB, HBM_GIB
 
@@ -44,19 +45,22 @@ def v5e_config(
     return one_device(name, slots=slots, prompt=prompt, new=new, **settings | changes)
 
 
-def figures(config: Config, program: str, *, beside: int = 0) -> dict[str, Any]:
+def figures(
+    config: Config, program: str, *, beside: int = 0, shape: ModelShape | None = None
+) -> dict[str, Any]:
     """Returns the compiler's figures of a program of a run.
 
     Args:
         config: the run.
         program: its name, see `pipeline.plan.program_names`.
         beside: bytes of a chip that are in use while the program runs, without its own.
+        shape: of the model, if it is not that of `model.path`.
 
     Returns:
         `fits`; `gib` in use on a chip, or needed (None if the compiler names no size); estimated
         `ms` of one run, None if it does not fit; `compile_s`.
     """
-    found = compile_programs(config, shape_of(config), [program])[program]
+    found = compile_programs(config, shape or shape_of(config), [program])[program]
     gib = None if found.hbm_bytes is None else (found.hbm_bytes + beside) / GIB
     ms = 1e3 * found.seconds if found.fits else None
     return {
