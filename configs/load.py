@@ -191,6 +191,8 @@ def presets_hint() -> str:
 def _read(path: Path) -> dict[str, Any]:
     if path.is_dir():
         return _read_run(path)
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        raise ConfigError(f"{path}: not a file; {presets_hint()}")
     try:
         text = path.read_text(encoding="utf-8-sig")
         return dict(long_form(tomllib.loads(text), path.absolute().parent))

@@ -53,7 +53,7 @@ class Host:
             version=_installed_version,
             ray_chips=detected_devices(RESOURCE["tpu"]),
             memory_bytes=_available_bytes(),
-            free_bytes=_free_bytes,
+            free_bytes=lambda path: shutil.disk_usage(existing_parent(path)).free,
         )
 
     def chips(self) -> list[str]:
@@ -98,9 +98,9 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def _free_bytes(path: Path) -> int:
-    """Of the file system of a path or of its first parent that exists."""
-    return shutil.disk_usage(next(one for one in (path, *path.parents) if one.exists())).free
+def existing_parent(path: Path) -> Path:
+    """The path itself, or its first parent that exists."""
+    return next(one for one in (path, *path.parents) if one.exists())
 
 
 def _installed_version(name: str) -> str | None:

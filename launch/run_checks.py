@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
 from configs.base import is_handle
 from configs.schema import Config
-from launch.host import Host
+from launch.host import Host, existing_parent
 from launch.host_checks import Finding, State
 from launch.preparation import check_devices, check_start, check_targets
 from launch.submit import GENERATE, has_token
@@ -123,9 +124,10 @@ def _room(host: Host, config: Config) -> Iterator[Finding]:
         yield Finding("memory", "fault", shown, remedy)
     else:
         yield Finding("memory", "ok", shown)
-    yield _disk(host, RunFolder.of(config).path, planned.disk_gib)
+    places = {RunFolder.of(config).path: planned.disk_gib}
     if is_handle(config.model.path):
-        yield _disk(host, _hub_cache(config.model.path), {"weights": planned.download_gib})
+        places[_hub_cache(config.model.path)] = {"weights": planned.download_gib}
+    yield from _disks(host, places)
 
 
 def _memory_gib(case: PlanCase, chosen: SizedPlan) -> float:
@@ -141,17 +143,27 @@ def _memory_gib(case: PlanCase, chosen: SizedPlan) -> float:
     return needed
 
 
-def _disk(host: Host, folder: Path, kinds: Mapping[str, float]) -> Finding:
-    """Free space against the GiB, by kind of file, that a folder will hold."""
-    free, files = host.free_bytes(folder) / GIB, folder.rglob("*")
-    there = sum(path.stat().st_size for path in files if path.is_file() and not path.is_symlink())
-    needed = max(0.0, sum(kinds.values()) - there / GIB)
-    parts = ", ".join(f"{name} {gib:.2f}" for name, gib in kinds.items())
-    shown = f"{free:.1f} GiB free at {folder}; at most {needed:.2f} more needed: {parts}"
-    if free >= needed:
-        return Finding("disk", "ok", shown)
-    remedy = "make space, or set run.dir or HF_HOME to a folder on a larger disk"
-    return Finding("disk", "fault", shown, remedy)
+def _disks(host: Host, places: Mapping[Path, Mapping[str, float]]) -> Iterator[Finding]:
+    """The free space of each file system against the GiB, by kind of file, that folders need."""
+    disks: dict[int, list[Path]] = defaultdict(list)
+    for path in places:
+        disks[existing_parent(path).stat().st_dev].append(path)
+    for paths in disks.values():
+        free = host.free_bytes(paths[0]) / GIB
+        needed = sum(max(0.0, sum(places[one].values()) - _size_gib(one)) for one in paths)
+        parts = [f"{name} {gib:.2f}" for path in paths for name, gib in places[path].items()]
+        shown = f"{free:.1f} GiB free at {paths[0]}; at most {needed:.2f} more needed"
+        shown += f": {', '.join(parts)}"
+        if free >= needed:
+            yield Finding("disk", "ok", shown)
+        else:
+            remedy = "make space, or set run.dir or HF_HOME to a folder on a larger disk"
+            yield Finding("disk", "fault", shown, remedy)
+
+
+def _size_gib(folder: Path) -> float:
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(path.stat().st_size for path in files) / GIB
 
 
 def _hub_cache(handle: str) -> Path:

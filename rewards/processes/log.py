@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -12,6 +13,8 @@ from rewards.base import RewardError, RewardInput, printable
 _MOST_BYTES = 64 * 2**20
 MOST_OUTPUT = 64 * 2**10
 """Characters of what a function prints in a call."""
+_MOST_TRACES = 20
+"""Tracebacks of errors of one kind."""
 _SHOWN = 3
 
 
@@ -25,6 +28,7 @@ class RewardLog:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._bytes = path.stat().st_size if path is not None and path.exists() else 0
+        self._traces: Counter[tuple[str, str]] = Counter()
         self._notices = list[str]()
         self._noticed = set[str]()
 
@@ -49,8 +53,10 @@ class RewardLog:
     def error(
         self, name: str, inputs: Sequence[RewardInput], error: RewardError, trace: str
     ) -> None:
-        """Records an error."""
-        self._write(name, f"{_prompts(inputs)}: {error.cause}: {error.message}", trace)
+        """Records an error; only the first tracebacks of a kind are written."""
+        self._traces[name, error.message] += 1
+        shown = trace if self._traces[name, error.message] <= _MOST_TRACES else ""
+        self._write(name, f"{_prompts(inputs)}: {error.cause}: {error.message}", shown)
 
     def notices(self) -> list[str]:
         """A line for each function that has printed something for the first time."""
