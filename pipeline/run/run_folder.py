@@ -256,14 +256,10 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """The summary of the last clean end; None if there was none, or the run was resumed since.
 
-        A damaged one counts as none: the same command continues from the checkpoint, and writes it
-        again.
+        Raises:
+            DamagedFileError: if it does not parse.
         """
-        with suppress(DamagedFileError):
-            found = read_json(self._summary)
-            if found is not None and "ended" in found:
-                return found
-        return None
+        return read_json(self._summary)
 
     def write_summary(self, summary: Mapping[str, Any], **facts: Any) -> None:
         """Writes `summary.json`, and journals the end with these facts."""
@@ -356,9 +352,8 @@ class RunFolder:
         """
         if not self._journal.is_file():
             return
-        if self._summary.is_file():
-            damaged = {"text": self._summary.read_text(encoding="utf-8", errors="replace")}
-            supersede_rows(self._summary, [self.summary or damaged])
+        if (summary := self.summary) is not None:
+            supersede_rows(self._summary, [summary])
             self._summary.unlink()
         self.journal(RESUMED, step=step)
         rows = list(read_rows(self._metrics))

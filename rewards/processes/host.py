@@ -139,8 +139,9 @@ class _Part:
         )
         self._log = log
         self._facts: RewardFacts | None = None
+        self._count = 0
         self._waiting: deque[Job] = deque()
-        self._again: deque[Job] = deque()
+        self._alone: deque[Job] = deque()
         self._failures: Counter[int] = Counter()
         self._wake = asyncio.Event()
         count = part.workers or rewards.workers
@@ -175,7 +176,10 @@ class _Part:
     async def score(self, inputs: Sequence[RewardInput]) -> list[Outcome]:
         """The outcomes of the inputs."""
         loop = asyncio.get_running_loop()
-        jobs = [Job(given, loop.create_future()) for given in inputs]
+        jobs = []
+        for given in inputs:
+            self._count += 1
+            jobs.append(Job(self._count, given, loop.create_future()))
         self._waiting += jobs
         self._wake.set()
         self._top_up()
@@ -190,9 +194,9 @@ class _Part:
             await self._end(index)
 
     async def _work(self, index: int) -> None:
-        """Serves the queue with one process at a time."""
+        """Serves the queues with one process at a time."""
         while True:
-            jobs = _take(self._waiting, self._share())
+            jobs = _take(self._alone, 1) or _take(self._waiting, self._room())
             if not jobs:
                 self._wake.clear()
                 await self._wake.wait()
@@ -200,10 +204,10 @@ class _Part:
             began_s = self.moved_s = time.monotonic()
             self.scoring += 1
             try:
-                await self._serve(index, jobs)
+                await self._score(index, jobs)
             except Exception as error:  # noqa: BLE001 - raised where the outcomes are awaited
                 process = self._processes[index]
-                for job in (*jobs, *self._again, *(process.jobs.values() if process else ())):
+                for job in (*jobs, *(process.jobs.values() if process else ())):
                     if not job.outcome.done():
                         job.outcome.set_exception(error)
                 await self._end(index)
@@ -211,113 +215,104 @@ class _Part:
                 self.scoring -= 1
                 self.busy_s += time.monotonic() - began_s
 
-    async def _serve(self, index: int, jobs: Sequence[Job]) -> None:
-        """Scores jobs, and those that were lost once more, each alone in a fresh process."""
-        lost = await self._score(index, jobs, room=self._room)
-        if not lost:
-            return
-        for job, error in lost:
-            again = RewardError(error.cause, f"{error.message}; repeated alone")
-            self._log.error(self.name, [job.given], again, "")
-        self._again += [job for job, _ in lost]
-        await self._end(index)
-        while alone := _take(self._again, 1):
-            for job, error in await self._score(index, alone, room=1):
-                await self._end(index)
-                self._fail(job, error)
+    def _room(self) -> int:
+        """Jobs that a process is sent at a time."""
+        assert self._facts is not None
+        if self._is_async:
+            return self._concurrency or CONCURRENCY
+        share = -(-len(self._waiting) // len(self._processes))
+        return 1 if self._facts.kind == "sample" else min(share, _CHUNK)
 
     @property
-    def _room(self) -> int:
-        """Completions that a process scores at a time."""
-        assert self._facts is not None
-        return (self._concurrency or CONCURRENCY) if self._facts.kind == "async" else 1
-
-    def _share(self) -> int:
-        """Waiting jobs that a process is sent."""
-        assert self._facts is not None
-        if self._facts.kind in {"sample", "async"}:
-            return self._room
-        return min(-(-len(self._waiting) // len(self._processes)), _CHUNK)
+    def _is_async(self) -> bool:
+        return self._facts is not None and self._facts.kind == "async"
 
     def _top_up(self) -> None:
-        """Sends waiting jobs to processes that score several and have room."""
-        for process in self._processes:
-            if process is not None and process.jobs:
-                more = _take(self._waiting, process.room - len(process.jobs))
+        """Sends waiting jobs to the processes of an async function that score and have room."""
+        for process in self._processes if self._is_async else ():
+            # One that is fresh repeats a job alone.
+            if process and process.jobs and not (process.fresh or process.dumps):
+                more = _take(self._waiting, self._room() - len(process.jobs))
                 if more:
                     process.send(more)
 
-    async def _score(
-        self, index: int, jobs: Sequence[Job], *, room: int
-    ) -> list[tuple[Job, RewardError]]:
-        """Scores jobs; returns those whose process died or that took too long, and why.
-
-        Args:
-            index: of the process.
-            jobs: what it is sent.
-            room: jobs that it may have while it scores them.
-        """
-        assert self._facts is not None
+    async def _score(self, index: int, jobs: Sequence[Job]) -> None:
+        """Scores jobs with a process, which is replaced if it dies or takes too long."""
+        process, alone = self._processes[index], jobs[0].is_repeated
         try:
-            process = self._processes[index] or await self._start(index)
+            if process is None or (alone and not process.fresh):
+                await self._end(index)
+                process = await self._start(index)
         except (ValueError, OSError) as error:
             await self._end(index)
-            problem = RewardError("not_started", f"its process did not start: {error}")
             for job in jobs:
-                self._fail(job, problem)
-            return []
-        process.room = room
+                self._fail(job, "not_started", f"its process did not start: {error}")
+            return
+        process.fresh = process.fresh and alone
         process.send(jobs)
         # The process of an async function limits the time of each call itself.
-        patience_s = self._timeout_s + (_SILENCE_S if self._facts.kind == "async" else 0.0)
-        lost = []
+        patience_s = self._timeout_s + (_SILENCE_S if self._is_async else 0.0)
         try:
             while process.jobs:
                 async with asyncio.timeout(patience_s):
                     job, outcome, trace = await process.result()
                 self.moved_s = time.monotonic()
-                if outcome.error is not None and outcome.error.cause == "timed_out":
-                    lost.append((job, outcome.error))
-                else:
-                    self._settle(job, outcome, trace)
+                self._settle(job, outcome, trace)
                 self._top_up()
         except TimeoutError:
-            process.room = 0
             await process.dump()
-            problem = RewardError("timed_out", f"took longer than {self._timeout_s:g} s")
+            problem: tuple[Cause, str] = "timed_out", f"took longer than {self._timeout_s:g} s"
         except ProcessEnded as error:
-            problem = RewardError("died", str(error))
+            problem = "died", str(error)
         else:
-            return lost
-        lost += [(job, problem) for job in process.jobs.values()]
+            return
+        left = list(process.jobs.values())
         await self._end(index)
-        return lost
+        self._repeat(left, *problem)
 
     def _settle(self, job: Job, outcome: Outcome, trace: str) -> None:
-        """Finishes a job that the function has scored, or failed."""
-        if outcome.error is not None:
-            self._log.error(self.name, [job.given], outcome.error, trace)
+        """Finishes a job, or repeats it after the time-out of an async call."""
+        error = outcome.error
+        if error is not None and error.cause == "timed_out":
+            self._repeat([job], error.cause, error.message)
+            return
+        if error is not None:
+            self._log.error(self.name, [job.given], error, trace)
         self._failures.clear()
         job.finish(outcome)
 
-    def _fail(self, job: Job, error: RewardError) -> None:
+    def _repeat(self, jobs: Sequence[Job], cause: Cause, problem: str) -> None:
+        """Repeats jobs of a process that died or took too long alone; the second time they fail."""
+        first = [job for job in jobs if not job.is_repeated]
+        if first:
+            again = RewardError(cause, f"{problem}; repeated alone")
+            self._log.error(self.name, [job.given for job in first], again, "")
+        for job in jobs:
+            if job.is_repeated:
+                self._fail(job, cause, problem)
+            else:
+                job.is_repeated = True
+                self._alone.append(job)
+        self._wake.set()
+
+    def _fail(self, job: Job, cause: Cause, problem: str) -> None:
         """Fails a job; gives up those that would fail alike.
 
         The rollouts of a prompt often fail for the same reason, so that failures of one prompt give
         up only this prompt, and those of several prompts all that wait.
         """
-        self._finish([job], error.cause, error.message)
+        self._finish([job], cause, problem)
         prompt = job.given.prompt_id
         self._failures[prompt] += 1
-        waiting, why = [*self._again, *self._waiting], "prompts in a row"
+        waiting, why = [*self._alone, *self._waiting], "prompts in a row"
         if len(self._failures) < MAX_FAILURES_IN_A_ROW:
             if self._failures[prompt] < MAX_FAILURES_IN_A_ROW:
                 return
             waiting = [one for one in waiting if one.given.prompt_id == prompt]
             why = "completions of the prompt"
         self._failures.clear()
-        what = f"given up after failures of {MAX_FAILURES_IN_A_ROW} {why}: {error.message}"
-        self._finish(waiting, error.cause, what)
+        what = f"given up after failures of {MAX_FAILURES_IN_A_ROW} {why}: {problem}"
+        self._finish(waiting, cause, what)
 
     def _finish(self, jobs: Sequence[Job], cause: Cause, problem: str) -> None:
         """Sets an error as the outcome of jobs."""

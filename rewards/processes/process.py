@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -52,10 +51,19 @@ class ProcessEnded(ChildProcessError):  # noqa: N818  # the host handles it
 
 @dataclass(eq=False)
 class Job:
-    """One input of one function, and its outcome, which is set when it is scored."""
+    """One input of one function.
 
+    Attributes:
+        number: its number in messages.
+        given: the input.
+        outcome: set when it is scored.
+        is_repeated: whether it has had a death or a time-out.
+    """
+
+    number: int
     given: RewardInput
     outcome: asyncio.Future[Outcome]
+    is_repeated: bool = False
 
     def finish(self, outcome: Outcome) -> None:
         """Sets the outcome."""
@@ -74,7 +82,8 @@ class RewardProcess:
     Attributes:
         facts: what it reported about its function, after `start`.
         jobs: those that it scores, by number.
-        room: how many of them it may have.
+        fresh: whether it has scored nothing, or only jobs that were repeated alone.
+        dumps: whether its output is the stacks that `dump` asked for.
     """
 
     def __init__(self, settings: Settings, *, name: str, log: RewardLog) -> None:
@@ -86,8 +95,8 @@ class RewardProcess:
         self._printed = b""
         self.facts: dict[str, Any] = {}
         self.jobs: dict[int, Job] = {}
-        self.room = 1
-        self._numbers = itertools.count()
+        self.fresh = True
+        self.dumps = False
 
     async def start(self) -> None:
         """Starts the process and imports its function.
@@ -145,9 +154,8 @@ class RewardProcess:
 
     def send(self, jobs: Sequence[Job]) -> None:
         """Sends jobs to score; if the process has ended, `result` says how."""
-        numbered = [(next(self._numbers), job) for job in jobs]
-        self.jobs |= dict(numbered)
-        self._messages.write(message([(number, job.given) for number, job in numbered]))
+        self.jobs |= {job.number: job for job in jobs}
+        self._messages.write(message([(job.number, job.given) for job in jobs]))
 
     async def result(self) -> tuple[Job, Outcome, str]:
         """The next job that is scored, its outcome, and the traceback of its error.
@@ -181,17 +189,18 @@ class RewardProcess:
     async def dump(self) -> None:
         """Lets the process write the stacks of its threads to its output, before it is ended."""
         self.pass_output()
+        self.dumps = True
         assert self._process is not None
         with contextlib.suppress(OSError):
             self._process.send_signal(signal.SIGUSR1)
         await asyncio.sleep(_SETTLE_S)
-        self.pass_output(what="it is interrupted here")
 
-    def pass_output(self, *, what: str = "output") -> None:
-        """Passes on what the process has printed; `what` it is, for the log."""
+    def pass_output(self) -> None:
+        """Passes on what the process has printed."""
         self._read()
         if self._printed:
             text = _without_keys(self._printed.decode(errors="replace"))
+            what = "it is interrupted here" if self.dumps else "output"
             given = [job.given for job in self.jobs.values()]
             self._log.output(self._name, given, text, what=what)
         self._printed = b""
