@@ -11,7 +11,6 @@ ends, and the next one starts with smaller sizes.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +19,11 @@ from typing import Any, Literal
 
 from configs.schema import Config
 from pipeline.compute.builds import Built, Ready
+from pipeline.plan.cost_model.programs import built_programs, compile_s
 from pipeline.plan.cost_model.workload import packed_positions, training_work
 from pipeline.plan.search.fitting import (
     PlanCase,
+    SizedPlan,
     estimate_plan,
     first_sizes,
     hardware_of,
@@ -48,7 +49,8 @@ REDUCED = "sizes_reduced"
 _MOST_S, _SHARE = 60.0, 0.02
 """Maximum seconds of measuring, and as a share of a time budget."""
 _COMPILING = 0.05
-"""Maximum seconds of compiling for one more size, as a share of the run's."""
+"""Maximum estimated seconds of compiling a run's programs, as a share of the run, for it to compare
+sizes."""
 _SLACK = 1.25
 """The next size may take this many times as long to measure as the last one."""
 _TIE = 0.005
@@ -219,9 +221,8 @@ async def choose_sizes(
     processes: dict[str, Worker] = {"sampler and learner" if one_process else "learner": learner}
     if not one_process:
         processes |= {f"sampler {number}": sampler for number, sampler in enumerate(samplers)}
-    first, began = first_sizes(config, recorded), now()
+    first = first_sizes(config, recorded)
     prepared = await prepare(config, first, processes=processes, display=display)
-    compiled_s = now() - began
     sizes, measured = prepared.sizes, dict[SizeName, Mapping[int, float]]()
     is_new = recorded_sizes(config, recorded) is None
     if is_new:
@@ -243,13 +244,7 @@ async def choose_sizes(
             process, seconds_of = timings[name]
             compile_for = partial(_compile, process, processes[process], display=display)
             measured[name] = await _measure(
-                case,
-                sizes,
-                name,
-                compiled_s=compiled_s,
-                compile_for=compile_for,
-                seconds_of=seconds_of,
-                now=now,
+                case, sizes, name, compile_for=compile_for, seconds_of=seconds_of, now=now
             )
             sizes = replace(sizes, **{name: fastest_size(measured[name])})
             seconds = ", ".join(f"{size}: {s:.3g} s" for size, s in measured[name].items())
@@ -308,15 +303,15 @@ def measuring_limit_s(config: Config) -> float:
     return _MOST_S if given_s is None else min(_MOST_S, _SHARE * given_s)
 
 
-def compiling_limit_s(config: Config, step_s: float) -> float:
-    """Maximum seconds of compiling for one more size.
+def compares_sizes(case: PlanCase, plan: SizedPlan) -> bool:
+    """Whether a run of this plan is long enough to compile other sizes and compare them.
 
-    Args:
-        config: of the run.
-        step_s: least seconds of a step.
+    By estimates: compiling its own programs takes at most `_COMPILING` of the run.
     """
-    given_s = time_given_s(config)
-    return _COMPILING * ((config.budget.steps or 0) * step_s if given_s is None else given_s)
+    given_s, steps = time_given_s(plan.config), plan.config.budget.steps or 0
+    run_s = steps * plan.step.total.expected if given_s is None else given_s
+    programs = built_programs(plan.config, case.shape)
+    return compile_s(programs, case.shape, chip=case.topology.chip).expected <= _COMPILING * run_s
 
 
 def candidates(case: PlanCase, sizes: Sizes, name: SizeName) -> list[int]:
@@ -346,28 +341,23 @@ async def _measure(
     sizes: Sizes,
     name: SizeName,
     *,
-    compiled_s: float,
     compile_for: Callable[[Sizes], Awaitable[Ready]],
     seconds_of: SecondsOf,
     now: Callable[[], float],
 ) -> dict[int, float]:
     """Seconds of a step by size: of `sizes`, and of its half and double while there is time.
 
-    Another size is compiled if the run is long enough to gain by it: compiling for `sizes` took
-    `compiled_s` seconds, which are expected for each other size, too. If `sizes` runs out of
-    memory, the next smaller one that does not is the only one.
+    In a short run `sizes` is the only one; see `compares_sizes`. If it runs out of memory, the next
+    smaller one that does not is the only one.
 
     Raises:
         NothingSmaller: if there is none.
     """
     left, found, spent_s, last_s = candidates(case, sizes, name), dict[int, float](), 0.0, 0.0
+    if not compares_sizes(case, estimate_plan(case, "", sized(case.config, sizes))):
+        left = left[:1]
     limit_s = measuring_limit_s(case.config) / len(case.config.plan.planned_sizes)
-
-    def is_worth() -> bool:
-        most_s = compiling_limit_s(case.config, min(found.values(), default=math.inf))
-        return spent_s + _SLACK * last_s <= limit_s and (not found or compiled_s <= most_s)
-
-    while left and is_worth():
+    while left and spent_s + _SLACK * last_s <= limit_s:
         tried = replace(sizes, **{name: left.pop(0)})
         try:
             await compile_for(tried)

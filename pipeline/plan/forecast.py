@@ -24,7 +24,7 @@ from pipeline.data.text_files import parser_of
 from pipeline.deadline import SAFETY
 from pipeline.plan.choose_sizes import (
     candidates,
-    compiling_limit_s,
+    compares_sizes,
     measuring_limit_s,
     time_given_s,
 )
@@ -314,10 +314,8 @@ def sizing_s(case: PlanCase, plan: SizedPlan) -> Seconds:
 def compiled_programs(case: PlanCase, plan: SizedPlan) -> list[str]:
     """Names of the programs that a run compiles, those for sizes that it measures included."""
     own, sized_case = Sizes.of(plan.config), replace(case, config=plan.config)
-    once = built_programs(plan.config, case.shape)
-    once_s = compile_s(once, case.shape, chip=case.topology.chip).expected
-    if once_s > compiling_limit_s(plan.config, plan.step.total.expected):
-        return list(once)
+    if not compares_sizes(case, plan):
+        return list(built_programs(plan.config, case.shape))
     tried = [
         replace(own, **{name: size})
         for name in case.config.plan.planned_sizes

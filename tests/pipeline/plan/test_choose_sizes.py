@@ -16,7 +16,6 @@ from pipeline.plan.choose_sizes import (
     Chosen,
     candidates,
     choose_sizes,
-    compiling_limit_s,
     fastest_size,
     learning_s,
     measuring_limit_s,
@@ -35,6 +34,9 @@ from pipeline.protocols import (
 )
 from pipeline.run.console import Console
 from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
+
+LONG = ("budget.steps", "10000")
+"""Steps of a run that compares sizes."""
 
 ROW = 192
 
@@ -65,10 +67,9 @@ class Process:
         segment_s: Callable[[int], float] = lambda _: 1.0,
         micro_batch_s: Callable[[int], float] = lambda _: 1.0,
         takes_s: float = 1.0,
-        compiles_s: float = 0.0,
     ) -> None:
         self.most = most or Sizes(10**6, 10**6)
-        self.share, self.takes_s, self.compiles_s = share, takes_s, compiles_s
+        self.share, self.takes_s = share, takes_s
         self._segment_s, self._micro_batch_s = segment_s, micro_batch_s
         self.prepared: list[Sizes] = []
         self.timed: list[int] = []
@@ -80,7 +81,6 @@ class Process:
         if sizes.micro_batch_tokens > self.most.micro_batch_tokens:
             raise OutOfMemory("update", "gradient needs 9 GiB", self.share)
         self.prepared.append(sizes)
-        self.clock += self.compiles_s
         return Ready(2.0, (Built("apply", 1.0, cached=False),))
 
     async def building(self) -> Building:
@@ -145,7 +145,7 @@ def test_a_given_size_that_does_not_fit_is_refused_with_one_that_does() -> None:
 
 
 def test_the_fastest_of_planned_half_and_double_is_chosen() -> None:
-    config = demo(*FREE)
+    config = demo(*FREE, LONG)
     first, given = first_sizes(config, None), PlanCase.of(config)
     slots, tokens = (candidates(given, first, n) for n in ("slots", "micro_batch_tokens"))
     assert tokens == [first.micro_batch_tokens, tokens[0] // 2, 2 * tokens[0]]
@@ -158,14 +158,14 @@ def test_the_fastest_of_planned_half_and_double_is_chosen() -> None:
     assert found.sizes == Sizes(slots[2], tokens[1]) == process.prepared[-1]
     assert list(found.measured) == ["slots", "micro_batch_tokens"]
     assert f"sizes (measured): {slots[2]} slots" in said[-1]
-    one, _ = choose(demo(("plan.micro_batch_tokens", "none")), Process())
+    one, _ = choose(demo(("plan.micro_batch_tokens", "none"), LONG), Process())
     assert (one.sizes.slots, list(one.measured)) == (192, ["micro_batch_tokens"])
     slower = Process(segment_s=lambda n: float(n**2), micro_batch_s=lambda size: size**0.5)
     assert choose(config, slower)[0].sizes == Sizes(slots[1], tokens[2])
 
 
 def test_what_runs_out_of_memory_when_it_is_measured_is_not_chosen() -> None:
-    config = demo(*FREE)
+    config = demo(*FREE, LONG)
     first = first_sizes(config, None)
     process = Process(most=first)
     found, _ = choose(config, process)
@@ -200,15 +200,13 @@ def test_measuring_ends_after_a_minute_and_two_percent_of_the_budget() -> None:
 
 
 def test_other_sizes_are_compiled_in_a_long_run_only() -> None:
-    timed = (("budget.steps", "none"), ("budget.time", "10m"))
-    assert compiling_limit_s(demo(*FREE), 0.5) == pytest.approx(0.05 * 80 * 0.5)  # as many steps
-    assert compiling_limit_s(demo(*FREE, *timed), 0.5) == pytest.approx(30)
-    process = Process(compiles_s=31)
-    choose(demo(*FREE, *timed), process)
-    assert len(process.timed) == 2
-    process = Process(compiles_s=29)
-    choose(demo(*FREE, *timed), process)
+    process = Process()
+    choose(demo(*FREE, LONG), process)
     assert len(process.timed) > 2
+    process = Process()
+    choose(demo(*FREE, ("budget.steps", "20")), process)
+    assert len(process.timed) == 2
+    assert process.prepared[0] == process.prepared[-1]
 
 
 def test_a_resume_measures_nothing(tmp_path: Path) -> None:
