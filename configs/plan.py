@@ -263,13 +263,14 @@ class Plan(Table):
                 if self.platform != "tpu" or devices in TPU_LEASES or of_several:
                     continue
             nearest = self._nearest_devices(devices, ways)
-            yield key, f"{problem}; nearest valid: {nearest}"
+            remedy = f"nearest valid: {nearest}" if nearest else f"{what} must be 1, 2, 4 or 8"
+            yield key, f"{problem}; {remedy}"
 
     def _nearest_devices(self, devices: int, ways: int) -> str:
-        """The valid device counts next to `devices` that are multiples of `ways`, in words."""
+        """The valid device counts next to `devices` that are multiples of `ways`, or "": none."""
         if self.platform != "tpu":
             return nearest_multiples(devices, ways)
-        valid = [size for size in TPU_LEASES if size % ways == 0] or [_HOST]
+        valid = [size for size in TPU_LEASES if size % ways == 0]
         below = [size for size in valid if size < devices][-1:]
         above = [size for size in valid if size > devices][:1]
         return " or ".join(map(str, below + above))

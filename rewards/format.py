@@ -12,7 +12,7 @@ from rewards.base import Tags
 
 
 def well_formed(completion: str, *, stop_reason: str, tags: Tags) -> float:
-    """1 if the completion is well formed and was not truncated, else 0."""
+    """1 if the completion is well formed, else 0; see `is_well_formed`."""
     return float(is_well_formed(completion, stop_reason=stop_reason, tags=tags))
 
 

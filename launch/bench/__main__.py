@@ -1,6 +1,6 @@
 """Benchmarks: measures the project's claims, with peers in the same run.
 
-python -m launch.bench NAME [--only PATTERN] [--json FILE]
+python -m launch.bench NAME [--device DEVICE] [--quick] [--only PATTERN] [--json FILE]
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ BENCHMARKS: Mapping[str, Command] = {
         devices=["cpu"],
     ),
     "hbm": Command(
-        "memory and estimated time of sampler and learner on a v5e chip, beside Tunix's",
+        "memory and estimated time of the learner on a v5e chip, beside Tunix's",
         devices=["compiler"],
         quick=False,
     ),
@@ -245,7 +245,8 @@ def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[st
     Rows that the file has already, of a run that was broken off, are kept. A row that could not be
     measured has `failed`, with the error.
     """
-    known = _known(request.json, content)
+    before = _same_study(request.json, content)
+    known = _known(before, content)
     content["sections"].update(known)
     left = [
         (section, row)
@@ -266,7 +267,15 @@ def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[st
         _say(f"{progress}: {time.monotonic() - began:.0f} s")
         content["sections"][section.name][row.name] = found
         if request.json:
-            write_json(request.json, content)
+            kept = {
+                key: {
+                    name: before[key].get(name, {}) | content[key].get(name, {})
+                    for name in before[key] | content[key]
+                }
+                for key in ("arguments", "sections")
+                if before
+            }
+            write_json(request.json, content | kept)
     for section in benchmark.sections if request.json else ():
         if section.draw is not None:
             picture = request.json.with_suffix(f".{section.name}.png")
@@ -291,19 +300,22 @@ def _kept(file: Path | None, known: Mapping[str, Mapping[str, Figures]]) -> str:
     return f"; {count} rows are kept from {file}" if count else ""
 
 
-def _known(file: Path | None, content: Mapping[str, Any]) -> dict[str, dict[str, Figures]]:
-    """Figures by section and row in a file of the same benchmark, machine, versions and arguments.
+def _same_study(file: Path | None, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a file of the same benchmark, device, machine and versions; {}: none."""
+    before = (None if file is None else read_json(file)) or {}
+    about = ("benchmark", "device", "machine", "versions")
+    return before if all(before.get(key) == content[key] for key in about) else {}
+
+
+def _known(before: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, dict[str, Figures]]:
+    """Figures by section and row that a file has for rows with the same arguments.
 
     Args:
-        file: of `--json`.
+        before: content of the file.
         content: what it will have, without figures.
     """
-    before = None if file is None else read_json(file)
-    about = ("benchmark", "device", "machine", "versions")
-    if before is None or any(before.get(key) != content[key] for key in about):
-        return {section: {} for section in content["arguments"]}
     now = json.loads(json.dumps(content["arguments"]))
-    then, figures = before["arguments"], before["sections"]
+    then, figures = before.get("arguments", {}), before.get("sections", {})
     return {
         section: {
             row: figures[section][row]

@@ -228,6 +228,10 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         raise ValueError("--steps: give the number of updates; budget.steps is not set")
     if config.data.validation is None:
         raise ValueError("data.validation is missing: rates are compared on it")
+    if config.plan.platform != "cpu" and config.plan.learner_devices > 1:
+        raise ValueError(
+            "rates are compared on one device: give a configuration with plan.learner_devices = 1"
+        )
     given = {"config": request.config, "model": request.model}
     runs = {"seeds": request.seeds, "steps": steps}
     # A validation before and after a run takes about as long as four steps.

@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from configs.load import load_config
-from launch.bench.harness import Benchmark, Figures, Row, Section, in_child
+from launch.bench.harness import CPU_ONLY, Benchmark, Figures, Row, Section, in_child
 from launch.bench.launched import trained
 from launch.bench.rates import Runs
 from launch.bench.shapes import (
@@ -32,7 +32,7 @@ from launch.bench.shapes import (
     sampler,
     study_row,
 )
-from launch.bench.small_gemma import GROUP, PREFILLED, SPREAD, VOCABULARY
+from launch.bench.small_gemma import GROUP, SPREAD, VOCABULARY, prefilled
 from launch.bench.v5e import figures, v5e_config
 from pipeline.compute.device_memory import array_bytes
 from pipeline.compute.learner.learner import Learner
@@ -127,7 +127,7 @@ def steps(
             costs.append(known[key])
         sampler_costs, learner_costs = costs
         prompts = rollouts // GROUP if "group_prefill" in chosen else rollouts
-        sampling_s = math.ceil(prompts / PREFILLED) * sampler_costs["prefill_s"]
+        sampling_s = math.ceil(prompts / prefilled(slots)) * sampler_costs["prefill_s"]
         decode_steps = _decode_steps(lengths, slots, refill="refill" in chosen)
         sampling_s += decode_steps * sampler_costs["step_s"]
         config = config_of(**given, **settings)
@@ -334,7 +334,8 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         sections.append(Section("overlap", title, [Row("gemma3-4b", overlapped, programs=2)]))
     elif not quick:
         title = "Seconds of the demo from the command to the end of its first step, by its cache"
-        sections.append(Section("start", title, [Row("demo", started, seconds=75)]))
+        start = Row("demo", started, seconds=75)
+        sections.append(Section("start", title, [start], environment=CPU_ONLY))
         title = (
             f"The demo with its base in another format, {STEPS} steps: greedy accuracy on the "
             "validation split before and after, by seed"
