@@ -41,7 +41,7 @@ max_new_tokens = 8
 platform = "cpu"
 placement = "split"
 slots = 6
-micro_batch_tokens = 136
+micro_batch_tokens = 152
 
 [budget]
 steps = 3
