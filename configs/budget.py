@@ -33,8 +33,8 @@ class Budget(Table):
         if not given:
             yield "", 'set steps, time or until, e.g. steps = 60 or time = "9h"'
         for key in given[1:]:
-            other = f"budget.{given[0]}"
-            yield key, f"excludes {other}; remove one, e.g. with --{other} none"
+            both = f"--budget.{given[0]} none or --budget.{key} none"
+            yield key, f"excludes budget.{given[0]}; remove one: {both}"
         for key, read in (("time", parse_duration_s), ("until", parse_instant)):
             try:
                 if key in given:

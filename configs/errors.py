@@ -107,7 +107,8 @@ class Mistake:
 
 def unknown_key(path: Path, prefix: str = "") -> Mistake:
     """The mistake of setting the unknown key `path`; `prefix` precedes suggested keys."""
-    instead = NO_KEY.get(str(path[-1]).replace("-", "_"))
+    name = str(path[-1]).replace("-", "_")
+    instead = NO_KEY.get("use_vllm" if name.startswith("vllm_") else name)
     if instead is not None:
         return Mistake(path, f"unknown: {instead}")
     meant = [prefix + key for key in nearest_keys(path)]

@@ -59,6 +59,8 @@ FROM_TRL = {
     "n": "rollout.group_size",
     "n_samples_per_prompt": "rollout.group_size",
     "r": "lora.rank",
+    "lora_r": "lora.rank",
+    "lora_rank": "lora.rank",
     "max_response_length": "rollout.max_new_tokens",
     "kl_loss_coef": "learner.kl_coef",
     "kl_loss_type": "learner.kl",

@@ -18,7 +18,7 @@ from configs.load import load_config
 from configs.resume import code_changes, diff_configs, is_accepted, refusal
 from configs.schema import Config
 from launch.exits import say
-from launch.flags import SUBMITTED
+from launch.flags import SUBMITTED, SUPERVISOR
 from launch.fork import check_base
 from launch.reward_columns import check_columns, scored_splits
 from pipeline.budget import Budget, extension, used_s
@@ -82,7 +82,7 @@ def placed(config: Config) -> Config:
         found = with_chosen_placement(config, saved)
     except FileNotFoundError:
         return config  # a missing model is reported by `prepare`
-    if config.plan.placement == "auto":
+    if config.plan.placement == "auto" and SUPERVISOR not in os.environ:
         changes = diff_configs(config.model_dump(mode="json"), found.model_dump(mode="json"))
         chosen = settings_text({key: value for key, _, value in changes})
         say(f'with plan.placement = "auto" this run has {chosen}')

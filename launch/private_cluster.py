@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -78,6 +79,8 @@ def _start(folder: Path, settings: Mapping[str, Any]) -> None:
     """
     # It would warn that the token of this cluster is used, and name the way to do without.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel("ERROR")
+    # Ray starts its processes with execve right after the fork, so that JAX's threads do no harm.
+    warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
     try:
         with _any_agent_port():
             ray.init(address="local", include_dashboard=False, _temp_dir=str(folder), **settings)

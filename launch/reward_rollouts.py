@@ -14,6 +14,7 @@ import numpy as np
 from scipy.stats import spearmanr
 from tqdm import tqdm
 
+from configs.base import nearest_hint
 from configs.load import load_config
 from configs.schema import Config
 from pipeline.rollout.scoring import SUM, score_parts
@@ -77,6 +78,9 @@ def rescore(
         ValueError: if they cannot be read or scored again.
     """
     folder = RunFolder(Path(run_dir).expanduser())
+    if not folder.path.is_dir():
+        hint = nearest_hint(folder.path)
+        raise FileNotFoundError(f"command line: --rollouts: no folder {folder.path}{hint}")
     tags = Tags.of_run(load_config(folder.path))
     first, last = _range(steps)
     numbers = folder.rollout_steps()
@@ -122,7 +126,7 @@ def _rescored(
     if given.answer is not None:
         is_right = found is not None and same_answer(found, given.answer)
     sample = {
-        "step": record["step"],
+        "step": record["step"] + 1,  # as in file names
         "prompt_id": given.prompt_id,
         "sample": record["sample"],
         "before": record["reward"],
@@ -135,7 +139,7 @@ def _rescored(
         "text": given.completion,
     }
     return _Rescored(
-        (record["step"], given.prompt_id),
+        (record["step"] + 1, given.prompt_id),
         before={**record["rewards"], SUM: record["reward"]},
         after={**scores.rewards, SUM: scores.reward},
         errors=scores.errors,

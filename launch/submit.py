@@ -115,8 +115,7 @@ def _submit(command: CommandLine, config: Config) -> int:
                 entrypoint_label_selector=_node_labels(command.flags.node, config, address),
             )
     # With an address: Ray's commands refuse to choose where a private cluster runs, too.
-    mode = f"{_MODE}={os.environ[_MODE]} " if _MODE in os.environ else ""
-    stop = f"{mode}ray job stop --address {address} {job}"
+    stop = _ray_job("stop", address, job)
     say(f"submitted job {job}; to stop it with a checkpoint: {stop}")
     return 0 if command.flags.no_wait else _follow(client, job, address)
 
@@ -170,6 +169,12 @@ def _flags(flags: argparse.Namespace) -> list[str]:
 # --- the cluster
 
 
+def _ray_job(action: str, address: str, job: str) -> str:
+    """A command of Ray about a job, as it works in another shell."""
+    mode = f"{_MODE}={os.environ[_MODE]} " if _MODE in os.environ else ""
+    return f"{mode}ray job {action} --address {address} {job}"
+
+
 def has_token() -> bool:
     """Whether this user has a token of Ray, which `ray start` then asks for."""
     return _TOKEN in os.environ or _token_file().is_file()
@@ -219,6 +224,11 @@ def one_sentence(address: str) -> Iterator[None]:
     try:
         yield
     except AuthenticationError:
+        if not has_token() and os.environ.get(_MODE) == "token":
+            raise ValueError(
+                f"RAY_AUTH_MODE asks for a token, and this user has none: {GENERATE}, then start "
+                "the cluster, or copy ~/.ray/auth_token of its host here"
+            ) from None
         raise ValueError(
             f"the cluster at {address} refuses the token of this command: copy ~/.ray/auth_token "
             "of its host here, or set RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
@@ -289,7 +299,7 @@ def _follow(client: JobSubmissionClient, job: str, address: str) -> int:
         async for text in client.tail_job_logs(job):
             print(text, end="", flush=True)
 
-    again = f"ray job logs --address {address} --follow {job}"
+    again = _ray_job("logs --follow", address, job)
     try:
         asyncio.run(show())
         info = client.get_job_info(job)

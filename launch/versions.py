@@ -93,12 +93,18 @@ def find_version(name: str) -> Version:
     """
     folder, which = split_version(name)
     if not folder.is_dir():
-        raise FileNotFoundError(f"command line: no folder {folder}{nearest_hint(folder)}")
+        hint = nearest_hint(folder)
+        if not hint and "@" in name:
+            hint = "; after @ comes a step, best or last"
+        raise FileNotFoundError(f"command line: no folder {folder}{hint}")
     if _is_run(folder):
         return Version(folder, find_checkpoint(folder, which))
     if which is None and (folder / "adapter").is_dir() and _is_run(folder.parent):
         return Version(folder.parent, folder)
-    raise ValueError(f"command line: {folder} is no run folder and no export in one")
+    raise ValueError(
+        f"command line: {folder} is no run folder and no export in one; as a base, give a "
+        f"configuration with --model.path {folder}"
+    )
 
 
 def _is_run(folder: Path) -> bool:

@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{when}: {', '.join(shares)} of {total}")
     except OSError as error:
         parser.error(f"{error.filename}: {error.strerror}")
-    except (KeyError, IndexError, ValueError):
+    except (KeyError, IndexError, TypeError, ValueError):
         parser.error(f"--answers {options.answers}: not the folder of a run on this task")
     return 0
 

@@ -93,7 +93,7 @@ learner.decay_steps=5
 learner.schedule=linear; .warmup_steps=10
     learner.warmup_steps: nearest valid: 9
 budget.steps=none; .time=1h; .until=2030-01-01T10:00
-    budget.until: excludes budget.time; remove one, e.g. with --budget.time none
+    budget.until: excludes budget.time; remove one: --budget.time none or --budget.until none
 budget.steps=none; .until=tomorrow
     budget.until: 'tomorrow' is not a date and time; write for example '2026-11-22T18:00+01:00'
 budget.steps=none; .until=2030-01-01

@@ -23,7 +23,7 @@ def record(step: int, sample: int, answer: int, reward: float | None) -> dict[st
     return {
         "prompt_id": 30 + step,
         "sample": sample,
-        "step": step,
+        "step": step - 1,
         "prompt": f"Which number is {reference}?",
         "answer": reference,
         "row": {"question": "?", "answer": reference},
