@@ -279,9 +279,10 @@ def draw(found: Mapping[str, Figures]) -> Figure:
     left.set_yticks(places, [f"{'+ ' if place else ''}{points[place][0]}" for place in places])
     left.invert_yaxis()
     left.set_xlabel("seconds of a step")
-    left.margins(x=0.12)
+    left.set_xlim(0, 1.12 * max((point[3] for point in points), default=1.0))
     right.set_xlabel("GiB of the device")
-    right.legend()
+    right.set_xlim(0, 1.25 * max((max(point[4:]) for point in points), default=1.0))
+    right.legend(loc="upper right")
     return figure
 
 
