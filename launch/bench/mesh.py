@@ -279,6 +279,7 @@ def draw(found: Mapping[str, Figures]) -> Figure:
     """Rates against devices, by model, and each layout's share of the replicated one's at last."""
     keys = {name: tuple(name.split(", ")) for name in found}
     rates = {keys[name]: row for name, row in found.items()}
+    last = max((int(count) for *_, count in keys.values()), default=LARGEST)
     models = list(dict.fromkeys(model for model, *_ in rates))
     figure = Figure(figsize=(4.2 * (len(models) + 1), 7), layout="constrained")
     panes = figure.subplots(2, len(models) + 1)
@@ -293,15 +294,15 @@ def draw(found: Mapping[str, Figures]) -> Figure:
             points = {count: figures[work] for count, figures in known.items() if work in figures}
             style = {"color": f"C{place}", "label": name}
             row[number].plot(list(points), list(points.values()), "o-", **style)
-            whole = rates.get((model, REPLICATED, f"{LARGEST}"), {}).get(work)
-            if whole and LARGEST in points:
-                row[-1].bar(number + 0.16 * (place - 2), points[LARGEST] / whole, 0.15, **style)
+            whole = rates.get((model, REPLICATED, f"{last}"), {}).get(work)
+            if whole and last in points:
+                row[-1].bar(number + 0.16 * (place - 2), points[last] / whole, 0.15, **style)
             row[number].set(title=model, xlabel="devices", ylabel=f"{work}, tokens a second")
             row[number].set(yscale="log")
             row[number].set_xscale("log", base=2)
             row[number].set_xticks(COUNTS, [f"{count}" for count in COUNTS])
             row[number].grid(alpha=0.3)
-        row[-1].set(title=f"{LARGEST} devices", ylabel=f"{work}, over the replicated rate")
+        row[-1].set(title=f"{last} devices", ylabel=f"{work}, over the replicated rate")
         row[-1].set_xticks(range(len(models)), models)
     panes[0][0].legend(fontsize="small")
     return figure
@@ -379,7 +380,7 @@ def _counts(model: str, name: str, request: argparse.Namespace) -> Sequence[int]
     """Numbers of devices; a process of a run has 1, 4 or 8 chips of a v5e-8."""
     if name == STREAMED:
         return (1,)
-    several: Sequence[int] = COUNTS[-1:] if request.quick else COUNTS[1:]
+    several: Sequence[int] = (4,) if request.quick else COUNTS[1:]
     if this_machine().platform == "tpu":
         several = [count for count in several if count in TPU_LEASES]
     if request.device == COMPILER:
