@@ -28,11 +28,11 @@ from launch.bench.harness import Benchmark, Figures, Row, Section
 from launch.bench.layer_split import LayerSplit
 from launch.bench.shapes import (
     COMPILER,
-    POINT_S,
     SHAPES,
     chosen_models,
     config_of,
     expected_on,
+    study_row,
 )
 from launch.bench.small_gemma import VOCABULARY
 from launch.bench.v5e import traced_figures
@@ -311,7 +311,7 @@ def draw(found: Mapping[str, Figures]) -> Figure:
 def benchmark(request: argparse.Namespace) -> Benchmark:
     """Rows by model, layout and number of devices; by pipeline; by memory of a device."""
     compiled, models = request.device == COMPILER, chosen_models(request)
-    given = {"device": request.device, "sizes": QUICK if request.quick else SIZES}
+    given = {"sizes": QUICK if request.quick else SIZES}
     stages, micro_batches = (8, (1, 8, 32, 64)) if compiled else (4, (1, 4, 16))
     virtual = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={LARGEST}"
     environment = {} if compiled else {"XLA_FLAGS": virtual}
@@ -319,23 +319,28 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         **given["sizes"]
     )
     layouts = [
-        _row(
-            f"{model}, {name}, {devices}",
+        study_row(
+            request,
+            model,
+            f", {name}, {devices}",
             layout,
-            {**given, "model": model, "name": name, "devices": devices},
-            compiled=compiled,
-            programs=1 if name == STREAMED else 2,
+            {**given, "name": name, "devices": devices},
+            sizes=programs,
+            programs=programs,
         )
         for model in models
         for name in LAYOUTS
+        for programs in [1 if name == STREAMED else 2]
         for devices in _counts(model, name, request)
     ]
     bubbles = [
-        _row(
-            f"{model}, {stages} stages",
+        study_row(
+            request,
+            model,
+            f", {stages} stages",
             bubble,
-            {**given, "model": model, "stages": stages, "micro_batches": micro_batches},
-            compiled=compiled,
+            {**given, "stages": stages, "micro_batches": micro_batches},
+            sizes=len(micro_batches),
             programs=len(micro_batches),
         )
         for model in models
@@ -362,18 +367,6 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         ],
         expected_on=expected_on(request),
     )
-
-
-def _row(
-    name: str,
-    measure: Callable[..., Figures],
-    arguments: Mapping[str, Any],
-    *,
-    compiled: bool,
-    programs: int,
-) -> Row:
-    seconds = 0.0 if compiled else POINT_S[arguments["model"]] * programs
-    return Row(name, measure, arguments, seconds, programs if compiled else 0)
 
 
 def _counts(model: str, name: str, request: argparse.Namespace) -> Sequence[int]:

@@ -107,31 +107,31 @@ def steps(
     lengths = np.clip(lengths.round(), 1, new)
     row, chosen, points = 2 * (prompt + new), dict[str, Any](), list[Point]()
     known: dict[str, Figures] = {}
+    case: dict[str, Any] = {
+        "model": model,
+        "device": device,
+        "slots": slots,
+        "prompt": prompt,
+        "new": new,
+        "plan__row_tokens": row,
+        "plan__micro_batch_tokens": row,
+    }
     for technique in techniques:
         chosen |= TECHNIQUES[technique]
-        settings = {key: value for key, value in chosen.items() if "__" in key}
-        settings |= {"plan__row_tokens": row, "plan__micro_batch_tokens": row}
-        given: dict[str, Any] = {
-            "model": model,
-            "device": device,
-            "slots": slots,
-            "prompt": prompt,
-            "new": new,
-        }
-        costs = []
-        for measure, names in ((sampling, _OF_SAMPLER), (learning, _OF_LEARNER)):
-            key = str([measure.__name__, *map(chosen.get, names)])
-            if key not in known:
-                asked = {**given, "settings": settings, "rings": "rings" in chosen}
-                known[key] = in_child(measure, asked, environment={})
-            costs.append(known[key])
-        sampler_costs, learner_costs = costs
+        case |= {key: value for key, value in chosen.items() if "__" in key}
+        key = str([chosen.get(name) for name in _OF_SAMPLER])
+        if key not in known:
+            asked = {"case": case, "rings": "rings" in chosen}
+            known[key] = in_child(sampling, asked, environment={})
+        sampler_costs, key = known[key], str([chosen.get(name) for name in _OF_LEARNER])
+        if key not in known:
+            known[key] = in_child(learning, {"case": case}, environment={})
+        learner_costs = known[key]
         prompts = rollouts // GROUP if "group_prefill" in chosen else rollouts
         sampling_s = math.ceil(prompts / prefilled(slots)) * sampler_costs["prefill_s"]
         decode_steps = _decode_steps(lengths, slots, refill="refill" in chosen)
         sampling_s += decode_steps * sampler_costs["step_s"]
-        config = config_of(**given, **settings)
-        packing = Packing.expected(config, Lengths(prompt, float(lengths.mean())))
+        packing = Packing.expected(config_of(**case), Lengths(prompt, float(lengths.mean())))
         update_s = rollouts * packing.positions / row * learner_costs["micro_batch_s"]
         both = (sampling_s, update_s)
         step_s = max(both) if "ahead" in chosen else sum(both)
@@ -145,43 +145,32 @@ def steps(
     }
 
 
-def sampling(
-    *,
-    model: str,
-    device: str,
-    slots: int,
-    prompt: int,
-    new: int,
-    settings: Mapping[str, Any],
-    rings: bool,
-) -> Figures:
-    """Seconds of a prefill and of a decode step, and GiB of the sampler."""
-    config = config_of(model, device=device, slots=slots, prompt=prompt, new=new, **settings)
-    costs = sampler(model, config, device=device, rings=rings)
+def sampling(*, case: Mapping[str, Any], rings: bool) -> Figures:
+    """Seconds of a prefill and of a decode step, and GiB of the sampler.
+
+    Args:
+        case: arguments of `config_of`.
+        rings: see `sampler`.
+    """
+    costs = sampler(case["model"], config_of(**case), device=case["device"], rings=rings)
     return {"prefill_s": costs.prefill_s, "step_s": costs.step_s, "gib": costs.gib}
 
 
-def learning(
-    *,
-    model: str,
-    device: str,
-    slots: int,
-    prompt: int,
-    new: int,
-    settings: Mapping[str, Any],
-    rings: bool,
-) -> Figures:
-    """Seconds of the gradient of a micro-batch of one row, and GiB of the learner."""
-    del rings  # the learner has no caches
-    config = config_of(model, device=device, slots=slots, prompt=prompt, new=new, **settings)
-    if device == COMPILER:
+def learning(*, case: Mapping[str, Any]) -> Figures:
+    """Seconds of the gradient of a micro-batch of one row, and GiB of the learner.
+
+    Args:
+        case: arguments of `config_of`.
+    """
+    config = config_of(**case)
+    if case["device"] == COMPILER:
         moments = memory_beside(config, shape_of(config), "gradient 1")["optimizer"]
         found = figures(config, "gradient 1", beside=moments)
         if not found["fits"]:
             raise MemoryError(f"the gradient needs {found['gib']:.1f} GiB")
         return {"micro_batch_s": found["ms"] / 1e3, "gib": found["gib"]}
     with out_of_memory():
-        policy, base, adapter = random_model(model, config)
+        policy, base, adapter = random_model(case["model"], config)
         learner = Learner(policy, base, config, VOCABULARY)
         needed = array_bytes((base, adapter)) + learner.needs["gradient 1"]
         needed += 2 * array_bytes(adapter)  # Adam's moments
