@@ -1,29 +1,33 @@
-"""Alarms: when the rules of `alarm_rules.py` are judged, and what an alarm does.
+"""Alarms: rules over a run's steps and validations, and when they raise one.
+
+A rule is an entry of `RULES`, with a threshold in `configs/alarms.py`. Its function returns the
+values that the threshold applies to, by part of the reward ("" for the whole run); none where they
+are not known. Where absolute values have no meaning, the value is relative to the run's own earlier
+steps.
 
 A rule is judged as soon as its metrics are there: before the update those of rollouts, so that bad
-rewards stop the run before they are learned; after it those of the learner and of the whole step;
-after a validation those on its result.
-
-An alarm is raised in the last of `steps` consecutive steps (or validations) beyond the threshold,
-and again only after one that is not beyond it. Steps without a value neither count nor interrupt.
-All of this is a function of the recorded metrics and validations: a resumed run has no other state.
+rewards stop the run before they are learned; after it those of the learner; after a validation
+those on its result. An alarm is raised in the last of `Threshold.steps` consecutive steps beyond
+the threshold, and again only after one that is not beyond it. Steps without a value neither count
+nor interrupt. All of this is a function of the recorded metrics and validations: a resumed run has
+no other state.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from math import hypot
+from statistics import fmean, median
+from typing import Any, Literal
 
-from configs.alarms import THRESHOLDS, Action, Threshold
+from configs.alarms import NOISE, START_STEPS, THRESHOLDS, Threshold
 from configs.schema import Config
-from pipeline.alarm_rules import RULES, History, Validation
-from pipeline.evaluate.summary import mean_of
+from pipeline.evaluate.summary import mean_of, show_interval, show_mean
 
-_ACTIONS: Mapping[Action, str] = {
-    "checkpoint": "; a checkpoint follows",
-    "stop": "; the run stops with a checkpoint",
-}
+Validation = Mapping[str, Any]
+"""The journal entry of a validation whose metric has a value and an interval."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,12 @@ class Alarm:
     """A rule applies.
 
     Attributes:
-        rule: its key in `alarms`.
+        rule: its name.
         part: the part of the reward; "" for the whole run.
         step: counted from 1.
         value: beyond the threshold.
         threshold: of the rule.
-        action: what follows.
+        action: whether the run stops.
         fact: what happened.
         text: what happened, where to look, what to do.
     """
@@ -46,7 +50,7 @@ class Alarm:
     step: int
     value: float
     threshold: float
-    action: Action
+    action: Literal["log", "stop"]
     fact: str
     text: str
 
@@ -54,6 +58,48 @@ class Alarm:
     def facts(self) -> dict[str, Any]:
         """What the journal's event `alarm` records."""
         return {name: value for name, value in vars(self).items() if name != "text"}
+
+
+@dataclass(frozen=True)
+class History:
+    """What rules know of a run.
+
+    Attributes:
+        config: of the run.
+        rows: metrics of the steps so far, the one that is judged last.
+        validations: so far, in the order of their steps.
+    """
+
+    config: Config
+    rows: Sequence[Mapping[str, float]]
+    validations: Sequence[Validation]
+
+
+Values = Callable[[History], Mapping[str, float]]
+"""The values that a rule's threshold applies to, by part of the reward."""
+Figures = Callable[[History], Mapping[str, float | str]]
+"""Further figures of a rule's sentence, by name."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule.
+
+    Attributes:
+        name: by which `alarms.off` and `alarms.stop` name it.
+        values: the values that the threshold applies to.
+        what: the fact in words, with `{value}`, `{part}` and the names of `figures`.
+        advice: where to look and what to do.
+        figures: of `what`; read where there are values.
+        after_validation: whether it is judged after validations, not after steps.
+    """
+
+    name: str
+    values: Values
+    what: str
+    advice: str
+    figures: Figures = lambda _: {}
+    after_validation: bool = False
 
 
 def step_alarms(
@@ -73,7 +119,8 @@ def step_alarms(
         until = rows[: len(rows) - number]
         return History(config, until, [one for one in known if one["step"] < until[-1]["step"]])
 
-    return _alarms("steps", before, len(rows), step=int(rows[-1]["step"]))
+    rules = [rule for rule in RULES if not rule.after_validation]
+    return _alarms(rules, before, len(rows), step=int(rows[-1]["step"]))
 
 
 def validation_alarms(
@@ -89,12 +136,13 @@ def validation_alarms(
     known = _known(validations)
     if not known or known[-1]["step"] != step:
         return []
-    return _alarms(
-        "validations",
-        lambda number: History(config, (), known[: len(known) - number]),
-        len(known),
-        step=step,
-    )
+
+    def before(number: int) -> History:
+        """What was known `number` validations ago."""
+        return History(config, (), known[: len(known) - number])
+
+    rules = [rule for rule in RULES if rule.after_validation]
+    return _alarms(rules, before, len(known), step=step)
 
 
 def _known(validations: Sequence[Mapping[str, Any]]) -> list[Validation]:
@@ -102,23 +150,14 @@ def _known(validations: Sequence[Mapping[str, Any]]) -> list[Validation]:
     return [one for one in validations if mean_of(one) is not None and one["ci95"] is not None]
 
 
-def _alarms(unit: str, before: Callable[[int], History], count: int, *, step: int) -> list[Alarm]:
-    """Judges the rules of a unit.
-
-    Args:
-        unit: of the rules' `steps`.
-        before: the history so many units ago.
-        count: number of histories.
-        step: of the alarms.
-    """
+def _alarms(
+    rules: Sequence[Rule], before: Callable[[int], History], count: int, *, step: int
+) -> list[Alarm]:
+    """Judges rules; `before` gives one of `count` histories, 0 the present one."""
     now, alarms = before(0), list[Alarm]()
-    for rule in RULES:
-        threshold, action = threshold_of(rule.name, now.config), rule.action(now.config)
-        if action == "off" or threshold.unit != unit:
-            continue
-        for part, value in rule.values(now).items():
-            if not threshold.exceeds(value):
-                continue
+    for rule in rules:
+        threshold = _threshold(rule, now.config)
+        for part, value in {} if rule.name in now.config.alarms.off else rule.values(now).items():
             streak = 0
             for number in range(count):
                 earlier = rule.values(before(number)).get(part)
@@ -127,17 +166,247 @@ def _alarms(unit: str, before: Callable[[int], History], count: int, *, step: in
                         break
                     streak += 1
             if streak == threshold.steps:
+                stops = rule.name in now.config.alarms.stop
                 fact = rule.what.format(part=part, value=value, **rule.figures(now))
-                text = (
-                    f"alarm {rule.name}: step {step}: {fact}, {threshold} (alarms.{rule.name})"
-                    f"{_ACTIONS.get(action, '')}; {rule.advice}"
+                follows = "; the run stops with a checkpoint (alarms.stop)" if stops else ""
+                alarms.append(
+                    Alarm(
+                        rule.name,
+                        part,
+                        step,
+                        value,
+                        threshold.value,
+                        action="stop" if stops else "log",
+                        fact=fact,
+                        text=f"alarm {rule.name}: step {step}: {fact}, {threshold}{follows}; "
+                        f"{rule.advice}",
+                    )
                 )
-                facts = (rule.name, part, step, value, threshold.value, action, fact, text)
-                alarms.append(Alarm(*facts))
     return alarms
 
 
-def threshold_of(rule: str, config: Config) -> Threshold:
+def _threshold(rule: Rule, config: Config) -> Threshold:
     """The threshold of a rule; that of `disagreement` depends on the number format."""
-    found = THRESHOLDS.get(rule)
-    return found or Threshold("above", config.mismatch_bounds.p999, steps=1)
+    found = THRESHOLDS[rule.name]
+    if rule.name == "disagreement":
+        return replace(found, value=config.mismatch_bounds.p999)
+    return found
+
+
+# --- the values of rules
+
+
+def _metric(name: str) -> Values:
+    """A metric of the step."""
+    return lambda history: {"": history.rows[-1][name]} if name in history.rows[-1] else {}
+
+
+def _all_equal(history: History) -> dict[str, float]:
+    equal, mixed = (history.rows[-1].get(f"groups/{kind}", 0.0) for kind in ("all_equal", "mixed"))
+    return {"": equal / (equal + mixed)} if equal + mixed else {}
+
+
+def _length_correlation(history: History) -> dict[str, float]:
+    found = _metric("reward/corr_length")(history)
+    return {name: abs(value) for name, value in found.items()}
+
+
+def _to_start(name: str) -> Values:
+    """A metric relative to its mean in the first `START_STEPS` steps that have it."""
+
+    def values(history: History) -> dict[str, float]:
+        first = [row[name] for row in history.rows if name in row][:START_STEPS]
+        if name not in history.rows[-1] or len(first) < START_STEPS or not fmean(first):
+            return {}
+        return {"": history.rows[-1][name] / fmean(first)}
+
+    return values
+
+
+def _falls(name: str, metric: str, *, what: str, advice: str) -> Rule:
+    """A rule on a mean over rollouts, relative to its median in the `START_STEPS` steps before.
+
+    A fall of at most `NOISE` half-widths of its 95% interval may be due to the prompts and samples
+    of a step: the value is 1.
+
+    Args:
+        name: of the rule.
+        metric: the mean; half the width of its interval has the suffix `_half_width`.
+        what: see `Rule`; `{now}` and `{before}` are the mean and the median.
+        advice: see `Rule`.
+    """
+    width = f"{metric}_half_width"
+
+    def figures(history: History) -> dict[str, float]:
+        *earlier, now = history.rows
+        rows = [row for row in earlier[-START_STEPS:] if width in row]
+        if width not in now or not rows:
+            return {}
+        noise = NOISE * hypot(now[width], median(row[width] for row in rows))
+        before = median(row[metric] for row in rows)
+        return {"now": now[metric], "before": before, "noise": noise}
+
+    def values(history: History) -> dict[str, float]:
+        found = figures(history)
+        if not found:
+            return {}
+        is_noise = found["before"] - found["now"] <= found["noise"]
+        return {"": 1.0 if is_noise else found["now"] / found["before"]}
+
+    return Rule(name, values, what, advice, figures)
+
+
+def _value(validation: Validation) -> float:
+    """The metric that selects the best version."""
+    found = mean_of(validation)
+    assert found is not None
+    return found
+
+
+def _half_width(validation: Validation) -> float:
+    """Half the width of the 95% interval of its value, to the low side."""
+    return _value(validation) - float(validation["ci95"][0])
+
+
+def _start(history: History) -> Validation:
+    """The validation that GRPO starts from: the last one up to the end of the SFT phase."""
+    first, *later = history.validations
+    return [first, *(one for one in later if one["step"] <= history.config.sft_steps)][-1]
+
+
+def _validation_falls(history: History) -> dict[str, float]:
+    """Distance of the last validation to that at the start, in half-widths of the latter."""
+    start, last = _start(history), history.validations[-1]
+    if not _half_width(start):
+        return {}
+    return {"": (_value(start) - _value(last)) / _half_width(start)}
+
+
+def _validation_figures(history: History) -> dict[str, str]:
+    start, last = _start(history), history.validations[-1]
+    when = f"after step {start['step']}" if start["step"] else "before training"
+    figures = {"when": when, "before": show_mean(start), "interval": show_interval(start)}
+    return figures | {"now": show_mean(last)}
+
+
+def _rising_while_validation_falls(history: History) -> dict[str, float]:
+    """Distance of the last validation to the best one, for parts that have risen since; 0 else.
+
+    Compares the means of as many steps as raise the alarm: the last ones, and those before the best
+    validation (or the first ones).
+    """
+    steps = THRESHOLDS["rising_while_validation_falls"].steps
+    rows, validations = history.rows, history.validations
+    if not validations:
+        return {}
+    best, last = max(validations, key=_value), validations[-1]
+    until = max(best["step"], rows[0]["step"] + steps - 1)
+    count = bisect_right(rows, until, key=lambda row: row["step"])
+    before, after = rows[max(0, count - steps) : count], rows[max(count, len(rows) - steps) :]
+    if not _half_width(best) or len(after) < steps:
+        return {}
+    found = {}
+    for part, weight in history.config.reward_weights.items():
+        means = [
+            [row[f"reward/{part}"] for row in some if f"reward/{part}" in row]
+            for some in (before, after)
+        ]
+        if weight and all(means):
+            rises = fmean(means[1]) > fmean(means[0])
+            found[part] = (_value(best) - _value(last)) / _half_width(best) if rises else 0.0
+    return found
+
+
+RULES = (
+    Rule(
+        "excluded",
+        _metric("reward/excluded_share"),
+        "{value:.1%} of the rollouts have no reward",
+        "reward/excluded/CAUSE has the share of each cause, rewards.log has the errors",
+    ),
+    Rule(
+        "all_equal",
+        _all_equal,
+        "the rewards of {value:.1%} of the groups are all equal, which gives no policy gradient",
+        "read some rollouts: the prompts are too easy (groups/all_right) or too hard "
+        "(groups/all_wrong), or the reward does not tell answers apart",
+    ),
+    Rule(
+        "validation_falls",
+        _validation_falls,
+        "the validation is {now}, {value:.1f} half-widths of the 95% interval below that {when}, "
+        "{before} {interval}",
+        "training makes the policy worse: read some rollouts, and begin again with a lower "
+        "learner.lr, from here or from an earlier checkpoint (run.fork); the best version is kept, "
+        "and is the one that is exported",
+        _validation_figures,
+        after_validation=True,
+    ),
+    _falls(
+        "well_formed_falls",
+        "rollout/well_formed_share",
+        what="{now:.1%} of the rollouts are well formed, after {before:.1%} in the steps before",
+        advice="read some rollouts: if the format does not come back, lower learner.lr and begin "
+        "again from an earlier checkpoint (run.fork); a reward for the format keeps it",
+    ),
+    _falls(
+        "correct_falls",
+        "rollout/correct_share",
+        what="{now:.1%} of the rollouts have the right answer, after {before:.1%} in the steps "
+        "before",
+        advice="read some rollouts, and see rollout/well_formed_share and rollout/truncated_share; "
+        "lower learner.lr and begin again from an earlier checkpoint (run.fork)",
+    ),
+    Rule(
+        "rising_while_validation_falls",
+        _rising_while_validation_falls,
+        "reward {part!r} rises while the validation metric is {value:.1f} half-widths of its 95% "
+        "interval below its best",
+        "read rollouts with a high reward: the reward may be exploited, or the data memorized; the "
+        "best version is kept",
+    ),
+    Rule(
+        "length_correlation",
+        _length_correlation,
+        "the reward and the length of the completion have a correlation of {value:.2f} or "
+        "-{value:.2f}",
+        "see reward/corr_length and reward_parts/PART/corr_length",
+    ),
+    Rule(
+        "entropy_collapse",
+        _to_start("rollout/entropy"),
+        f"the entropy of the policy is {{value:.1%}} of that in the first {START_STEPS} steps",
+        "read some rollouts of one group: if they are alike, the policy no longer explores; lower "
+        "learner.lr, or raise learner.kl_coef or rollout.temperature",
+    ),
+    Rule(
+        "length_explosion",
+        _to_start("rollout/tokens_mean"),
+        f"completions have {{value:.1f}} times the tokens of the first {START_STEPS} steps",
+        "read long rollouts; compare rollout/tokens_right with rollout/tokens_wrong, and see "
+        "rollout/repetition; rollout.overlong_tokens penalizes length, and learner.loss = "
+        '"dr_grpo" does not favour long wrong answers',
+    ),
+    Rule(
+        "truncation",
+        _metric("rollout/truncated_share"),
+        "{value:.1%} of the rollouts end at the token limit, and are scored without their end",
+        "read their last lines: raise rollout.max_new_tokens if the answer would follow; set "
+        "rollout.overlong_tokens if they repeat themselves (rollout/repetition)",
+    ),
+    Rule(
+        "kl",
+        _metric("learner/kl"),
+        "the KL of policy and reference is {value:.2f} nats a token",
+        "compare rollouts with those of the first steps: the policy may exploit the reward, or no "
+        "longer write text; raise learner.kl_coef or lower learner.lr",
+    ),
+    Rule(
+        "disagreement",
+        _metric("learner/mismatch_p999"),
+        "the 99.9th percentile of the difference of sampler's and learner's log-probs is "
+        "{value:.3g}",
+        "see learner/mismatch_mean and learner/mismatch_max; choose plan.rollout_weights and "
+        "plan.kv_cache with less rounding, or correct for it with learner.importance_cap",
+    ),
+)

@@ -20,21 +20,15 @@ from pipeline.run.history import RESTARTED, REWARDS_CHANGED
 from pipeline.run.records import finite
 from pipeline.run.rollout_records import demonstration_rows, rollout_records
 from pipeline.run_context import RunContext
-from pipeline.types import TrainStep
 
 MAX_SKIPPED_IN_A_ROW = 3
 """Number of consecutive skipped updates that ends the run."""
 
 
 class StepRecorder:
-    """Records the steps of one process of a run.
-
-    Attributes:
-        checkpoint_requested: an alarm asks for a checkpoint.
-    """
+    """Records the steps of one process of a run."""
 
     def __init__(self, run: RunContext, schedule: EvaluationSchedule) -> None:
-        self.checkpoint_requested = False
         self._run = run
         self._schedule = schedule
         folder = run.folder
@@ -44,27 +38,24 @@ class StepRecorder:
         self._alarmed = {(entry["rule"], entry["part"], entry["step"]) for entry in journaled}
         self._restarts = sum(True for _ in folder.events(RESTARTED))
 
-    def check_rewards(
-        self, data: RolloutStep, step: TrainStep, metrics: Mapping[str, float]
-    ) -> None:
+    def check_rewards(self, data: RolloutStep, metrics: Mapping[str, float]) -> None:
         """Judges the alarms of a step's rewards before the update; a stopped step is recorded.
 
         Raises:
             TrainingStopped: with the alarm, or the error that stops the run.
         """
         run = self._run
-        alarm = self._raise_alarms(self._of_step({"step": step.number + 1, **metrics}))
+        alarm = self._raise_alarms(self._of_step({"step": data.number + 1, **metrics}))
         why = data.stop_reason(run.config, alarm=alarm)
         if why is None:
             return
-        metrics = {**metrics, **self._time_metrics(step)}
+        metrics = {**metrics, **self._time_metrics()}
         self._write(data, metrics, trained=False)
         raise TrainingStopped(why)
 
     def record(
         self,
         data: TrainingStep,
-        step: TrainStep,
         *,
         sampled: Mapping[str, float],
         learned: Mapping[str, float],
@@ -75,7 +66,6 @@ class StepRecorder:
 
         Args:
             data: of the step.
-            step: that was trained.
             sampled: metrics of its rollouts.
             learned: metrics of its update.
             uses: of the workers in the step.
@@ -87,7 +77,7 @@ class StepRecorder:
         run, number, skipped = self._run, progress.step, "skipped_updates" in learned
         metrics = {
             **sampled,
-            **self._time_metrics(step),
+            **self._time_metrics(),
             **{f"{data.learner_prefix}/{name}": value for name, value in learned.items()},
         }
         run.deadline.observe({"step": number, **metrics})
@@ -95,7 +85,7 @@ class StepRecorder:
             **run.meter.step_metrics(
                 metrics,
                 uses,
-                passes=run.config.learner.updates_per_batch if step.phase == "grpo" else 1,
+                passes=run.config.learner.updates_per_batch if isinstance(data, RolloutStep) else 1,
                 progress=progress,
                 sizes=run.sizes,
             ),
@@ -162,7 +152,6 @@ class StepRecorder:
         for alarm in new:
             self._alarmed.add((alarm.rule, alarm.part, alarm.step))
             self._run.records.alarm(alarm)
-            self.checkpoint_requested |= alarm.action == "checkpoint"
         return next((alarm.text for alarm in new if alarm.action == "stop"), None)
 
     def _skipped(
@@ -184,12 +173,9 @@ class StepRecorder:
                 f"log-probs in {self._run.folder.rollouts}"
             )
 
-    def _time_metrics(self, step: TrainStep) -> dict[str, float]:
+    def _time_metrics(self) -> dict[str, float]:
         found = self._run.meter.driver_metrics()
-        found |= {"time/step_s": step_seconds(found), "time/elapsed_s": self._run.now_s}
-        if self._run.deadline.is_timed:
-            found["rollout/prompts_planned"] = float(step.prompts)
-        return found
+        return found | {"time/step_s": step_seconds(found), "time/elapsed_s": self._run.now_s}
 
     def summarize(self, progress: Progress, *, ended: str, **more: Any) -> None:
         """Writes `summary.json`; `ended` says how the run ended, `more` are further keys."""

@@ -310,16 +310,6 @@ def test_promise_6_a_run_of_steps_resumed_with_a_deadline_is_exported(
     assert export[0] == expected
 
 
-def test_a_smaller_step_uses_the_remaining_time_if_configured(tmp_path: Path):
-    rollout = {"prompts_per_step": 4, "min_prompts_per_step": 1}
-    run = simulated(config_of(tmp_path, 265, rollout=rollout))
-    prompts = [row["rollout/prompts_planned"] for row in run.folder.metrics]
-    assert prompts[:-1] == [4] * (len(prompts) - 1)
-    assert prompts[-1] < 4
-    rows = run.folder.read_rollouts(f"step_{len(prompts):06d}") or []
-    assert len({row["prompt_id"] for row in rows}) == prompts[-1]
-
-
 def test_promise_6_a_budget_below_the_minimum_is_refused_and_the_minimum_suffices(tmp_path: Path):
     run = simulated(validated(tmp_path / "a", 130))
     assert (run.ended, run.folder.metrics) == ("refused", [])

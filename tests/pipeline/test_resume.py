@@ -21,13 +21,9 @@ from pipeline.run.run_folder import RunFolder
 from tests.real_actor import VALIDATED, RealRun, real_config
 from tests.run_process import Killed, Script, kill
 
-ALARMS: dict[str, Any] = {
-    "all_equal": "log",
-    "excluded": "checkpoint",
-}
 SPLIT = {"plan": {"placement": "split"}}
 CASES: dict[str, dict[str, Any]] = {
-    "validation": {**VALIDATED, "alarms": ALARMS},
+    "validation": VALIDATED,
     "partial rollouts": {
         **VALIDATED,
         "rollout": {"partial": "keep", "cut_off": 0.6, "prompts_per_step": 3},
@@ -39,7 +35,6 @@ CASES: dict[str, dict[str, Any]] = {
             "max_prompts_per_step": 5,
             "ahead": "one",
         },
-        "alarms": ALARMS,
         **SPLIT,
     },
     "partial rollouts, ahead": {
