@@ -75,8 +75,7 @@ class World:
         if name in _DRIFTING:
             began_s = now_s if self.trains_from_s is None else self.trains_from_s
             passed = (now_s - began_s) / max(self.budget_s - began_s, 1.0)
-            fixed = 0.2 if name in {TRAIN, UPDATE} else 0.05
-            seconds *= self.drift ** min(passed, 1.0) * (fixed + (1 - fixed) * share)
+            seconds *= self.drift ** min(passed, 1.0) * (0.05 + 0.95 * share)
         return seconds + self.stalls.get((name, count), 0.0)
 
 
@@ -85,7 +84,7 @@ class Timeline(Script):
 
     def __init__(self, world: World, config: Config) -> None:
         super().__init__()
-        self.world, self.full = world, config.rollout.prompts_per_step
+        self.world = world
         self.used_s = used_s(RunFolder.of(config))
         self.clock = lambda: asyncio.get_running_loop().time()  # type: ignore[assignment]
 
@@ -96,7 +95,7 @@ class Timeline(Script):
             Killed: when the process is killed during the call.
         """
         part = name.partition(" ")[0]
-        share = prompts / (self.full if part in {TRAIN, UPDATE} else PROMPTS)
+        share = 1.0 if part in {TRAIN, UPDATE} else prompts / PROMPTS
         now_s = self.used_s + self.clock()
         seconds = self.world.takes_s(part, now_s=now_s, share=share)
         kill_s = self.world.kills[0] if self.world.kills else float("inf")
@@ -213,7 +212,7 @@ def test_a_run_with_a_time_budget_by_hand(tmp_path: Path):
     ]
 
 
-@pytest.mark.parametrize("budget_s", range(180, 400, 31))
+@pytest.mark.parametrize("budget_s", range(180, 400, 50))
 def test_promise_6_a_time_budget_is_kept_and_used(tmp_path: Path, budget_s: int):
     run = simulated(validated(tmp_path, budget_s))
     assert run.ended == "finished"
@@ -269,14 +268,13 @@ def test_an_unevaluated_version_does_not_replace_an_evaluated_export(tmp_path: P
     assert run.summary["wall_s"] <= 250
 
 
-@pytest.mark.parametrize("make", [config_of, validated])
-def test_a_finished_run_with_too_small_an_extension_keeps_its_result(tmp_path: Path, make: Any):
+def test_a_finished_run_with_too_small_an_extension_keeps_its_result(tmp_path: Path):
     disk: Disk = {}
-    first = simulated(make(tmp_path, 250), disk=disk)
+    first = simulated(validated(tmp_path, 250), disk=disk)
     assert first.ended == "finished"
     before, export = first.summary, first.exports
     assert before["eval"]["after"]["n"] == PROMPTS
-    second = simulated(make(tmp_path, 255), disk=disk)
+    second = simulated(validated(tmp_path, 255), disk=disk)
     assert second.ended == "finished"
     after = second.summary
     assert (after["deadline_s"], after["resumed_from"]) == (255, before["steps"])
@@ -286,28 +284,20 @@ def test_a_finished_run_with_too_small_an_extension_keeps_its_result(tmp_path: P
     assert not any("test" in call for call in second.calls)
 
 
-def steps_killed(folder: Path, make: Any, disk: Disk) -> int:
-    """A run of steps that was killed after 200 s; returns the number of its steps."""
-    tables = {"budget": {"steps": 60}, "checkpoint": {"every_steps": 1}}
-    run = simulated(make(folder, 1, **tables), disk=disk, kills=[200.0])
-    assert run.ended == "killed"
-    assert run.exports == []
-    return max(disk)
-
-
-@pytest.mark.parametrize("make", [config_of, validated])
-@pytest.mark.parametrize("more_s", [-20, 10])
+@pytest.mark.parametrize(("make", "more_s"), [(config_of, -20), (validated, 10)])
 def test_promise_6_a_run_of_steps_resumed_with_a_deadline_is_exported(
     tmp_path: Path, make: Any, more_s: int
 ):
     disk: Disk = {}
-    done = steps_killed(tmp_path, make, disk)
+    steps = {"budget": {"steps": 60}, "checkpoint": {"every_steps": 1}}
+    killed = simulated(make(tmp_path, 1, **steps), disk=disk, kills=[200.0])
+    assert (killed.ended, killed.exports) == ("killed", [])
+    done = max(disk)
     run = simulated(make(tmp_path, 200 + more_s), disk=disk)
     assert run.ended == "finished"
     assert (run.summary["steps"], "after" in run.summary["eval"]) == (done, False)
     (export,) = run.exports
-    expected = run.summary["best"]["step"] if make is validated else done
-    assert export[0] == expected
+    assert export[0] == (run.summary["best"]["step"] if make is validated else done)
 
 
 def test_promise_6_a_budget_below_the_minimum_is_refused_and_the_minimum_suffices(tmp_path: Path):
@@ -335,33 +325,24 @@ def test_a_resumed_time_budget_includes_used_time(tmp_path: Path):
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_the_decay_ends_with_the_budget(tmp_path: Path, schedule: str):
+def test_the_decay_goes_on_after_a_kill_and_ends_with_the_budget(tmp_path: Path, schedule: str):
     config = validated(tmp_path, 2000, learner={"schedule": schedule, "lr": 1.0})
-    run = simulated(config, drift=3.0)
-    rates = run.rates
-    assert len(rates) == run.summary["steps"] > 10
-    assert rates == sorted(rates, reverse=True)
-    assert rates[0] == 1.0
-    assert 0 < rates[-1] < 2.5 / len(rates)
-
-
-def test_the_decay_goes_on_after_a_kill(tmp_path: Path):
-    config = validated(tmp_path, 2000, learner={"schedule": "linear", "lr": 1.0})
     disk: Disk = {}
     first = simulated(config, disk=disk, drift=3.0, kills=[1000.0])
-    assert first.ended == "killed"
+    assert (first.ended, first.rates[0]) == ("killed", 1.0)
     second = simulated(config, disk=disk)
     assert second.ended == "finished"
-    rates = second.rates
     # Half of the time was used: lower rates than at first for steps that are done again.
-    assert 0.4 < rates[0] < 0.6
-    assert rates == sorted(rates, reverse=True)
-    assert 0 < rates[-1] < 2.5 / len(rates)
+    assert 0.4 < second.rates[0] < 0.6
+    for rates in (first.rates, second.rates):
+        assert rates == sorted(rates, reverse=True)
+        assert len(rates) > 10
+    assert 0 < second.rates[-1] < 2.5 / len(second.rates)
 
 
 @pytest.mark.parametrize(
     "seed",
-    [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 52))],
+    [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 40))],
 )
 def test_promise_6_deadlines_are_kept_with_noise_drift_stalls_and_kills(tmp_path: Path, seed: int):
     rng = np.random.default_rng(seed)
