@@ -1,13 +1,11 @@
 """Alarms: rules over a run's steps and validations, and when they raise one.
 
-A rule is an entry of `RULES`, with a threshold in `configs/alarms.py`. Its function returns the
-values that the threshold applies to, by part of the reward ("" for the whole run); none where they
-are not known. Where absolute values have no meaning, the value is relative to the run's own earlier
-steps.
+A rule is an entry of `RULES`, with a threshold in `configs/alarms.py`. Where absolute values have
+no meaning, its value is relative to the run's own earlier steps.
 
-A rule is judged as soon as its metrics are there: before the update those of rollouts, so that bad
-rewards stop the run before they are learned; after it those of the learner; after a validation
-those on its result. An alarm is raised in the last of `Threshold.steps` consecutive steps beyond
+A rule is judged as soon as its metrics are there: before the update those of rollouts and of the
+last validation, so that bad rewards stop the run before they are learned; after it those of the
+learner. An alarm is raised in the last of `Threshold.steps` consecutive steps beyond
 the threshold, and again only after one that is not beyond it. Steps without a value neither count
 nor interrupt. All of this is a function of the recorded metrics and validations: a resumed run has
 no other state.
@@ -75,10 +73,9 @@ class History:
     validations: Sequence[Validation]
 
 
-Values = Callable[[History], Mapping[str, float]]
-"""The values that a rule's threshold applies to, by part of the reward."""
-Figures = Callable[[History], Mapping[str, float | str]]
-"""Further figures of a rule's sentence, by name."""
+Values = Callable[[History], Mapping[str, tuple[float, str]]]
+"""What a rule's threshold applies to and the fact in words, by part of the reward ("" for the whole
+run); none where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -87,19 +84,13 @@ class Rule:
 
     Attributes:
         name: by which `alarms.off` and `alarms.stop` name it.
-        values: the values that the threshold applies to.
-        what: the fact in words, with `{value}`, `{part}` and the names of `figures`.
+        values: what its threshold applies to.
         advice: where to look and what to do.
-        figures: of `what`; read where there are values.
-        after_validation: whether it is judged after validations, not after steps.
     """
 
     name: str
     values: Values
-    what: str
     advice: str
-    figures: Figures = lambda _: {}
-    after_validation: bool = False
 
 
 def step_alarms(
@@ -112,63 +103,29 @@ def step_alarms(
         rows: finite metrics of the steps up to this one, with their number from 1 under `step`.
         validations: journal entries; those of later versions are ignored.
     """
-    known = _known(validations)
+    known = [one for one in validations if mean_of(one) is not None and one["ci95"] is not None]
 
     def before(number: int) -> History:
         """What was known `number` steps ago."""
         until = rows[: len(rows) - number]
         return History(config, until, [one for one in known if one["step"] < until[-1]["step"]])
 
-    rules = [rule for rule in RULES if not rule.after_validation]
-    return _alarms(rules, before, len(rows), step=int(rows[-1]["step"]))
-
-
-def validation_alarms(
-    config: Config, step: int, validations: Sequence[Mapping[str, Any]]
-) -> list[Alarm]:
-    """The alarms of the validation after `step` steps; none if there is no such validation.
-
-    Args:
-        config: of the run.
-        step: of the current version.
-        validations: journal entries, in the order of their steps.
-    """
-    known = _known(validations)
-    if not known or known[-1]["step"] != step:
-        return []
-
-    def before(number: int) -> History:
-        """What was known `number` validations ago."""
-        return History(config, (), known[: len(known) - number])
-
-    rules = [rule for rule in RULES if rule.after_validation]
-    return _alarms(rules, before, len(known), step=step)
-
-
-def _known(validations: Sequence[Mapping[str, Any]]) -> list[Validation]:
-    """The validations with a value and an interval."""
-    return [one for one in validations if mean_of(one) is not None and one["ci95"] is not None]
-
-
-def _alarms(
-    rules: Sequence[Rule], before: Callable[[int], History], count: int, *, step: int
-) -> list[Alarm]:
-    """Judges rules; `before` gives one of `count` histories, 0 the present one."""
-    now, alarms = before(0), list[Alarm]()
-    for rule in rules:
-        threshold = _threshold(rule, now.config)
-        for part, value in {} if rule.name in now.config.alarms.off else rule.values(now).items():
+    alarms = []
+    for rule in RULES:
+        threshold = _threshold(rule, config)
+        found = {} if rule.name in config.alarms.off else rule.values(before(0))
+        for part, (value, fact) in found.items():
             streak = 0
-            for number in range(count):
+            for number in range(len(rows)):
                 earlier = rule.values(before(number)).get(part)
                 if earlier is not None:
-                    if streak > threshold.steps or not threshold.exceeds(earlier):
+                    if streak > threshold.steps or not threshold.exceeds(earlier[0]):
                         break
                     streak += 1
             if streak == threshold.steps:
-                stops = rule.name in now.config.alarms.stop
-                fact = rule.what.format(part=part, value=value, **rule.figures(now))
+                stops = rule.name in config.alarms.stop
                 follows = "; the run stops with a checkpoint (alarms.stop)" if stops else ""
+                step = int(rows[-1]["step"])
                 alarms.append(
                     Alarm(
                         rule.name,
@@ -196,64 +153,69 @@ def _threshold(rule: Rule, config: Config) -> Threshold:
 # --- the values of rules
 
 
-def _metric(name: str) -> Values:
-    """A metric of the step."""
-    return lambda history: {"": history.rows[-1][name]} if name in history.rows[-1] else {}
+def _metric(name: str, fact: str) -> Values:
+    """A metric of the step; `fact` is formatted with it."""
 
-
-def _all_equal(history: History) -> dict[str, float]:
-    equal, mixed = (history.rows[-1].get(f"groups/{kind}", 0.0) for kind in ("all_equal", "mixed"))
-    return {"": equal / (equal + mixed)} if equal + mixed else {}
-
-
-def _length_correlation(history: History) -> dict[str, float]:
-    found = _metric("reward/corr_length")(history)
-    return {name: abs(value) for name, value in found.items()}
-
-
-def _to_start(name: str) -> Values:
-    """A metric relative to its mean in the first `START_STEPS` steps that have it."""
-
-    def values(history: History) -> dict[str, float]:
-        first = [row[name] for row in history.rows if name in row][:START_STEPS]
-        if name not in history.rows[-1] or len(first) < START_STEPS or not fmean(first):
-            return {}
-        return {"": history.rows[-1][name] / fmean(first)}
+    def values(history: History) -> dict[str, tuple[float, str]]:
+        value = history.rows[-1].get(name)
+        return {} if value is None else {"": (value, fact.format(value))}
 
     return values
 
 
-def _falls(name: str, metric: str, *, what: str, advice: str) -> Rule:
-    """A rule on a mean over rollouts, relative to its median in the `START_STEPS` steps before.
+def _all_equal(history: History) -> dict[str, tuple[float, str]]:
+    equal, mixed = (history.rows[-1].get(f"groups/{kind}", 0.0) for kind in ("all_equal", "mixed"))
+    if not equal + mixed:
+        return {}
+    share = equal / (equal + mixed)
+    fact = f"the rewards of {share:.1%} of the groups are all equal, which gives no policy gradient"
+    return {"": (share, fact)}
+
+
+def _length_correlation(history: History) -> dict[str, tuple[float, str]]:
+    found = history.rows[-1].get("reward/corr_length")
+    if found is None:
+        return {}
+    fact = f"the reward and the length of the completion have a correlation of {found:.2f}"
+    return {"": (abs(found), fact)}
+
+
+def _to_start(name: str, fact: str) -> Values:
+    """A metric relative to its mean in the first `START_STEPS` steps that have it."""
+
+    def values(history: History) -> dict[str, tuple[float, str]]:
+        now = history.rows[-1].get(name)
+        first = [row[name] for row in history.rows if name in row][:START_STEPS]
+        if now is None or len(first) < START_STEPS or not fmean(first):
+            return {}
+        return {"": (now / fmean(first), fact.format(now / fmean(first)))}
+
+    return values
+
+
+def _to_steps_before(name: str, what: str) -> Values:
+    """A share of the rollouts relative to its median in the `START_STEPS` steps before.
 
     A fall of at most `NOISE` half-widths of its 95% interval may be due to the prompts and samples
     of a step: the value is 1.
 
     Args:
-        name: of the rule.
-        metric: the mean; half the width of its interval has the suffix `_half_width`.
-        what: see `Rule`; `{now}` and `{before}` are the mean and the median.
-        advice: see `Rule`.
+        name: the share; half the width of its interval has the suffix `_half_width`.
+        what: of the rollouts.
     """
-    width = f"{metric}_half_width"
+    width = f"{name}_half_width"
 
-    def figures(history: History) -> dict[str, float]:
+    def values(history: History) -> dict[str, tuple[float, str]]:
         *earlier, now = history.rows
         rows = [row for row in earlier[-START_STEPS:] if width in row]
         if width not in now or not rows:
             return {}
         noise = NOISE * hypot(now[width], median(row[width] for row in rows))
-        before = median(row[metric] for row in rows)
-        return {"now": now[metric], "before": before, "noise": noise}
+        before = median(row[name] for row in rows)
+        fact = f"{now[name]:.1%} of the rollouts {what}, after {before:.1%} in the steps before"
+        return {"": (1.0 if before - now[name] <= noise else now[name] / before, fact)}
 
-    def values(history: History) -> dict[str, float]:
-        found = figures(history)
-        if not found:
-            return {}
-        is_noise = found["before"] - found["now"] <= found["noise"]
-        return {"": 1.0 if is_noise else found["now"] / found["before"]}
-
-    return Rule(name, values, what, advice, figures)
+    return values
 
 
 def _value(validation: Validation) -> float:
@@ -268,28 +230,28 @@ def _half_width(validation: Validation) -> float:
     return _value(validation) - float(validation["ci95"][0])
 
 
-def _start(history: History) -> Validation:
-    """The validation that GRPO starts from: the last one up to the end of the SFT phase."""
+def _validation_falls(history: History) -> dict[str, tuple[float, str]]:
+    """Distance of the last validation to that which GRPO starts from, in the latter's half-widths.
+
+    GRPO starts from the last validation up to the end of the SFT phase.
+    """
+    if not history.validations:
+        return {}
     first, *later = history.validations
-    return [first, *(one for one in later if one["step"] <= history.config.sft_steps)][-1]
-
-
-def _validation_falls(history: History) -> dict[str, float]:
-    """Distance of the last validation to that at the start, in half-widths of the latter."""
-    start, last = _start(history), history.validations[-1]
+    start = [first, *(one for one in later if one["step"] <= history.config.sft_steps)][-1]
+    last = history.validations[-1]
     if not _half_width(start):
         return {}
-    return {"": (_value(start) - _value(last)) / _half_width(start)}
-
-
-def _validation_figures(history: History) -> dict[str, str]:
-    start, last = _start(history), history.validations[-1]
+    value = (_value(start) - _value(last)) / _half_width(start)
     when = f"after step {start['step']}" if start["step"] else "before training"
-    figures = {"when": when, "before": show_mean(start), "interval": show_interval(start)}
-    return figures | {"now": show_mean(last)}
+    fact = (
+        f"the validation after step {last['step']} is {show_mean(last)}, {value:.1f} half-widths "
+        f"of the 95% interval below that {when}, {show_mean(start)} {show_interval(start)}"
+    )
+    return {"": (value, fact)}
 
 
-def _rising_while_validation_falls(history: History) -> dict[str, float]:
+def _rising_while_validation_falls(history: History) -> dict[str, tuple[float, str]]:
     """Distance of the last validation to the best one, for parts that have risen since; 0 else.
 
     Compares the means of as many steps as raise the alarm: the last ones, and those before the best
@@ -305,107 +267,104 @@ def _rising_while_validation_falls(history: History) -> dict[str, float]:
     before, after = rows[max(0, count - steps) : count], rows[max(count, len(rows) - steps) :]
     if not _half_width(best) or len(after) < steps:
         return {}
-    found = {}
+    distance, found = (_value(best) - _value(last)) / _half_width(best), {}
     for part, weight in history.config.reward_weights.items():
         means = [
             [row[f"reward/{part}"] for row in some if f"reward/{part}" in row]
             for some in (before, after)
         ]
         if weight and all(means):
-            rises = fmean(means[1]) > fmean(means[0])
-            found[part] = (_value(best) - _value(last)) / _half_width(best) if rises else 0.0
+            fact = (
+                f"reward {part!r} rises while the validation metric is {distance:.1f} half-widths "
+                "of its 95% interval below its best"
+            )
+            found[part] = (distance if fmean(means[1]) > fmean(means[0]) else 0.0, fact)
     return found
 
 
 RULES = (
     Rule(
         "excluded",
-        _metric("reward/excluded_share"),
-        "{value:.1%} of the rollouts have no reward",
+        _metric("reward/excluded_share", "{:.1%} of the rollouts have no reward"),
         "reward/excluded/CAUSE has the share of each cause, rewards.log has the errors",
     ),
     Rule(
         "all_equal",
         _all_equal,
-        "the rewards of {value:.1%} of the groups are all equal, which gives no policy gradient",
         "read some rollouts: the prompts are too easy (groups/all_right) or too hard "
         "(groups/all_wrong), or the reward does not tell answers apart",
     ),
     Rule(
         "validation_falls",
         _validation_falls,
-        "the validation is {now}, {value:.1f} half-widths of the 95% interval below that {when}, "
-        "{before} {interval}",
         "training makes the policy worse: read some rollouts, and begin again with a lower "
         "learner.lr, from here or from an earlier checkpoint (run.fork); the best version is kept, "
         "and is the one that is exported",
-        _validation_figures,
-        after_validation=True,
     ),
-    _falls(
+    Rule(
         "well_formed_falls",
-        "rollout/well_formed_share",
-        what="{now:.1%} of the rollouts are well formed, after {before:.1%} in the steps before",
-        advice="read some rollouts: if the format does not come back, lower learner.lr and begin "
-        "again from an earlier checkpoint (run.fork); a reward for the format keeps it",
+        _to_steps_before("rollout/well_formed_share", "are well formed"),
+        "read some rollouts: if the format does not come back, lower learner.lr and begin again "
+        "from an earlier checkpoint (run.fork); a reward for the format keeps it",
     ),
-    _falls(
+    Rule(
         "correct_falls",
-        "rollout/correct_share",
-        what="{now:.1%} of the rollouts have the right answer, after {before:.1%} in the steps "
-        "before",
-        advice="read some rollouts, and see rollout/well_formed_share and rollout/truncated_share; "
-        "lower learner.lr and begin again from an earlier checkpoint (run.fork)",
+        _to_steps_before("rollout/correct_share", "have the right answer"),
+        "read some rollouts, and see rollout/well_formed_share and rollout/truncated_share; lower "
+        "learner.lr and begin again from an earlier checkpoint (run.fork)",
     ),
     Rule(
         "rising_while_validation_falls",
         _rising_while_validation_falls,
-        "reward {part!r} rises while the validation metric is {value:.1f} half-widths of its 95% "
-        "interval below its best",
         "read rollouts with a high reward: the reward may be exploited, or the data memorized; the "
         "best version is kept",
     ),
     Rule(
         "length_correlation",
         _length_correlation,
-        "the reward and the length of the completion have a correlation of {value:.2f} or "
-        "-{value:.2f}",
         "see reward/corr_length and reward_parts/PART/corr_length",
     ),
     Rule(
         "entropy_collapse",
-        _to_start("rollout/entropy"),
-        f"the entropy of the policy is {{value:.1%}} of that in the first {START_STEPS} steps",
+        _to_start(
+            "rollout/entropy",
+            f"the entropy of the policy is {{:.1%}} of that in the first {START_STEPS} steps",
+        ),
         "read some rollouts of one group: if they are alike, the policy no longer explores; lower "
         "learner.lr, or raise learner.kl_coef or rollout.temperature",
     ),
     Rule(
         "length_explosion",
-        _to_start("rollout/tokens_mean"),
-        f"completions have {{value:.1f}} times the tokens of the first {START_STEPS} steps",
+        _to_start(
+            "rollout/tokens_mean",
+            f"completions have {{:.1f}} times the tokens of the first {START_STEPS} steps",
+        ),
         "read long rollouts; compare rollout/tokens_right with rollout/tokens_wrong, and see "
         "rollout/repetition; rollout.overlong_tokens penalizes length, and learner.loss = "
         '"dr_grpo" does not favour long wrong answers',
     ),
     Rule(
         "truncation",
-        _metric("rollout/truncated_share"),
-        "{value:.1%} of the rollouts end at the token limit, and are scored without their end",
+        _metric(
+            "rollout/truncated_share",
+            "{:.1%} of the rollouts end at the token limit, and are scored without their end",
+        ),
         "read their last lines: raise rollout.max_new_tokens if the answer would follow; set "
         "rollout.overlong_tokens if they repeat themselves (rollout/repetition)",
     ),
     Rule(
         "kl",
-        _metric("learner/kl"),
-        "the KL of policy and reference is {value:.2f} nats a token",
+        _metric("learner/kl", "the KL of policy and reference is {:.2f} nats a token"),
         "compare rollouts with those of the first steps: the policy may exploit the reward, or no "
         "longer write text; raise learner.kl_coef or lower learner.lr",
     ),
     Rule(
         "disagreement",
-        _metric("learner/mismatch_p999"),
-        "the 99.9th percentile of the difference of sampler's and learner's log-probs is "
-        "{value:.3g}",
+        _metric(
+            "learner/mismatch_p999",
+            "the 99.9th percentile of the difference of sampler's and learner's log-probs is "
+            "{:.3g}",
+        ),
         "see learner/mismatch_mean and learner/mismatch_max; choose plan.rollout_weights and "
         "plan.kv_cache with less rounding, or correct for it with learner.importance_cap",
     ),

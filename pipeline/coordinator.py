@@ -120,7 +120,6 @@ class Coordinator:
             BudgetTooSmallError: if not one step fits.
         """
         self.records.best(self.schedule.best)
-        self.recorder.check_validation(self.progress.step)  # one that is not repeated
         await self._perform("probe", self._check_mismatch())
         evaluating = self.schedule.evaluate_before(
             self.progress.step, self.deadline.leaving_an_export
@@ -268,7 +267,6 @@ class Coordinator:
         if not await self._perform("evaluation", validating, abandoned="the validation"):
             return False
         self._validated_at_s = self._now_s
-        self.recorder.check_validation(self.progress.step)
         return True
 
     async def _validate_last(self) -> None:

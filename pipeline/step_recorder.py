@@ -6,10 +6,10 @@ The data of a step, the metrics of its update and the use of the processes becom
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from pipeline.alarms import Alarm, step_alarms, validation_alarms
+from pipeline.alarms import step_alarms
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.progress import Progress
 from pipeline.protocols import ProcessUse
@@ -45,7 +45,7 @@ class StepRecorder:
             TrainingStopped: with the alarm, or the error that stops the run.
         """
         run = self._run
-        alarm = self._raise_alarms(self._of_step({"step": data.number + 1, **metrics}))
+        alarm = self._raise_alarms({"step": data.number + 1, **metrics})
         why = data.stop_reason(run.config, alarm=alarm)
         if why is None:
             return
@@ -97,22 +97,10 @@ class StepRecorder:
         self._write(data, metrics, skipped=skipped)
         if skipped:
             self._skipped(data, learned, progress)
-        elif data.overflow:
-            run.records.event("overflow", f"step {number}: {data.overflow}", step=number)
         row = {"step": number, **finite(metrics)}
-        alarms = self._of_step(row)
+        why = self._raise_alarms(row)
         self._rows.append(row)
-        if why := self._raise_alarms(alarms):
-            raise TrainingStopped(why)
-
-    def check_validation(self, step: int) -> None:
-        """Raises the alarms of the validation after `step` steps, if there is one.
-
-        Raises:
-            TrainingStopped: if an alarm stops the run.
-        """
-        alarms = validation_alarms(self._run.config, step, self._schedule.validations)
-        if why := self._raise_alarms(alarms):
+        if why is not None:
             raise TrainingStopped(why)
 
     def _write(
@@ -143,11 +131,10 @@ class StepRecorder:
         if skipped:
             folder.write_rollouts(data.name, demonstration_rows(data.sequences))
 
-    def _of_step(self, row: Mapping[str, float]) -> list[Alarm]:
-        return step_alarms(self._run.config, [*self._rows, row], self._schedule.validations)
-
-    def _raise_alarms(self, alarms: Sequence[Alarm]) -> str | None:
-        """Reports alarms that were not reported before; returns why to stop."""
+    def _raise_alarms(self, row: Mapping[str, float]) -> str | None:
+        """Reports alarms of a step that were not reported before; returns why to stop."""
+        rows, known = [*self._rows, row], self._schedule.validations
+        alarms = step_alarms(self._run.config, rows, known)
         new = [one for one in alarms if (one.rule, one.part, one.step) not in self._alarmed]
         for alarm in new:
             self._alarmed.add((alarm.rule, alarm.part, alarm.step))
@@ -163,8 +150,8 @@ class StepRecorder:
             TrainingStopped: after several in a row.
         """
         loss, norm = learned.get("loss", 0.0), learned.get("grad_norm", 0.0)
-        not_finite = f"its loss is {loss:g} and the norm of its gradient {norm:g}"
-        why, in_a_row = data.overflow or not_finite, progress.skipped_in_a_row
+        why = f"its loss is {loss:g} and the norm of its gradient {norm:g}"
+        in_a_row = progress.skipped_in_a_row
         self._run.records.skipped_update(progress.step, why, batch=data.name)
         if in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise TrainingStopped(

@@ -25,13 +25,11 @@ class GroupStats:
         all_equal: groups of two or more equal rewards, or rewards so close that their advantages
             are 0 in float32.
         short: groups with fewer than two rewards.
-        overflow: groups whose advantages overflow because of too large rewards; they become 0.
     """
 
     mixed: int
     all_equal: int
     short: int
-    overflow: int = 0
 
 
 def group_advantages(
@@ -55,7 +53,7 @@ def group_advantages(
         float32 `group` for each group, and the counts of groups.
     """
     advantages = []
-    counts = dict.fromkeys(("mixed", "all_equal", "short", "overflow"), 0)
+    counts = dict.fromkeys(("mixed", "all_equal", "short"), 0)
     for group in rewards:
         values = np.array([np.nan if reward is None else reward for reward in group], np.float64)
         advantage, valid = np.zeros(len(group), np.float32), ~np.isnan(values)
@@ -63,24 +61,17 @@ def group_advantages(
         if len(scores) < 2:
             counts["short"] += 1
         else:
-            try:
-                advantage[valid] = found = _of_group(scores, kind)
-                counts["mixed" if found.any() else "all_equal"] += 1
-            except FloatingPointError:
-                counts["overflow"] += 1
+            advantage[valid] = found = _of_group(scores, kind)
+            counts["mixed" if found.any() else "all_equal"] += 1
         advantages.append(advantage)
     return advantages, GroupStats(**counts)
 
 
 def _of_group(scores: np.ndarray, kind: Advantage) -> np.ndarray:
-    """Advantages of two or more rewards, float32 `group`.
-
-    Raises:
-        FloatingPointError: if one of them, or what they are computed from, is not finite.
-    """
+    """Advantages of two or more rewards, float32 `group`; not finite if they overflow."""
     if scores.min() == scores.max():  # their mean may differ from them in its last bit
         return np.zeros(len(scores), np.float32)
-    with np.errstate(over="raise", invalid="raise"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return _ADVANTAGES[kind](scores).astype(np.float32)
 
 

@@ -9,7 +9,6 @@
         group_std                       mean over groups of the standard deviation
         corr_length, corr_correct       as above
         none_share, error_share         returned None, failed; error_share/CAUSE by cause
-        variance_share                  `part_statistics.Groups.variance_shares`
     groups/mixed, all_equal             groups whose advantages differ from 0; with equal rewards
     groups/short                        with fewer than two rewards
     groups/all_right, all_wrong         groups in which each rollout is right; is wrong
@@ -42,7 +41,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -125,7 +124,6 @@ def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]
         found[f"{prefix}/group_std"] = spreads[number]
         found |= {f"{prefix}/{key}": correlation(own, other) for key, other in yardsticks.items()}
         found |= _missing(rollouts, part)
-    found |= _variance_shares(values, parts, reward, groups, config.reward_weights)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -239,30 +237,6 @@ def _missing(rollouts: Sequence[Rollout], name: str) -> dict[str, float]:
         f"{prefix}/none_share": _mean(none),
         f"{prefix}/error_share": _mean([cause is not None for cause in causes]),
         **_shares(f"{prefix}/error_share", causes),
-    }
-
-
-def _variance_shares(
-    values: np.ndarray,
-    parts: Sequence[str],
-    reward: np.ndarray,
-    groups: Groups,
-    weights: Mapping[str, float],
-) -> dict[str, float]:
-    """See `Groups.variance_shares`; of the weighted parts, over rollouts with a reward."""
-    known = ~np.isnan(values).all(axis=1)
-    rows = [number for number, part in enumerate(parts) if weights[part] and known[number]]
-    if len(rows) < 2:
-        return {}
-    factors = np.array([[weights[parts[row]]] for row in rows])
-    terms = np.where(np.isnan(values[rows]), 0.0, values[rows]) * factors
-    terms[:, np.isnan(reward)] = np.nan
-    shares = groups.variance_shares(terms)
-    if shares is None:
-        return {}
-    return {
-        f"reward_parts/{parts[row]}/variance_share": float(share)
-        for row, share in zip(rows, shares, strict=True)
     }
 
 

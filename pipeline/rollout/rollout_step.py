@@ -66,13 +66,6 @@ class RolloutStep:
         return [rollout for part in self.rounds for rollout in part.rollouts]
 
     @property
-    def overflow(self) -> str:
-        """Says how many groups have advantages that overflow; "" if none has."""
-        groups = sum(part.stats.overflow for part in self.rounds)
-        text = f"rewards are so large that the advantages of {groups} groups overflow"
-        return text if groups else ""
-
-    @property
     def split(self) -> PartialSplit:
         """The cut-off of the first round; further rounds have none."""
         return self.rounds[0].split
@@ -178,7 +171,6 @@ class DemonstrationStep:
     sequences: Sequence[PackedRow]
     state: SamplingState
 
-    overflow = ""
     learner_prefix = "sft"
 
     @property

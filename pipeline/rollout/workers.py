@@ -171,17 +171,10 @@ class Workers:
     # --- learner
 
     async def update(self, data: TrainingStep, step: TrainStep) -> dict[str, float]:
-        """Updates the policy; returns the metrics of the update.
-
-        It counts as skipped if nothing was trained because rewards overflowed.
-        """
+        """Updates the policy; returns the metrics of the update."""
         if isinstance(data, RolloutStep):
-            metrics = await self.learner.update(data.rollouts, rate=step.rate)
-        else:
-            metrics = await self.learner.sft_update(data.sequences)
-        if data.overflow and not metrics["tokens_trained"]:
-            metrics["skipped_updates"] = 1.0
-        return metrics
+            return await self.learner.update(data.rollouts, rate=step.rate)
+        return await self.learner.sft_update(data.sequences)
 
     # --- use of time and memory
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline.alarms import Alarm, step_alarms, validation_alarms
+from pipeline.alarms import Alarm, step_alarms
 from pipeline.rollout.part_statistics import Groups
 from tests.samples import make_config
 
@@ -177,31 +177,25 @@ def test_prompts_that_differ_from_step_to_step_raise_no_alarm(prompts: int, samp
     assert sum(bool(raised(settings(), [step() for _ in range(40)])) for _ in range(20)) <= 1
 
 
-def validated(config: Config, *accuracies: float, every: int = 5) -> list[tuple[int, Any]]:
-    """Steps and values of the alarms of a run with these validations, the first before training."""
-    entries = [validation(every * number, value) for number, value in enumerate(accuracies)]
-    alarms = [
-        alarm
-        for number, entry in enumerate(entries, start=1)
-        for alarm in validation_alarms(config, entry["step"], entries[:number])
-    ]
+def validated(config: Config, *accuracies: float) -> list[tuple[int, Any]]:
+    """Steps and values of the alarms of a run with a validation after every fifth step."""
+    entries = [validation(5 * number, value) for number, value in enumerate(accuracies)]
+    alarms = raised(config, [{} for _ in range(5 * len(entries))], entries)
     assert {alarm.rule for alarm in alarms} <= {"validation_falls"}
     return [(alarm.step, alarm.value) for alarm in alarms]
 
 
-def test_a_validation_below_the_interval_of_the_first_raises_an_alarm():
+def test_a_validation_below_the_interval_of_the_first_raises_an_alarm_in_the_next_step():
     # The interval reaches 0.1 below the first.
-    assert validated(settings(), 0.5, 0.38) == [(5, pytest.approx(1.2))]
+    assert validated(settings(), 0.5, 0.38) == [(6, pytest.approx(1.2))]
     assert validated(settings(), 0.5, 0.41) == []
     # The first counts, not the best; again after one that is not below.
     assert validated(settings(), 0.5, 0.8, 0.6) == []
     found = validated(settings(), 0.5, 0.3, 0.2, 0.45, 0.3)
-    assert [step for step, _ in found] == [5, 20]
+    assert [step for step, _ in found] == [6, 21]
     # Without one right answer there is nothing to lose.
     none = {"step": 0, "accuracy": 0.0, "ci95": [0.0, 0.1]}
-    assert validation_alarms(settings(), 5, [none, validation(5, 0.0)]) == []
-    # The step that follows has no validation of its own.
-    assert validation_alarms(settings(), 6, [validation(0, 0.5), validation(5, 0.0)]) == []
+    assert raised(settings(), [{}] * 6, [none, validation(5, 0.0)]) == []
 
 
 def test_after_sft_a_validation_is_compared_with_that_at_its_end():
@@ -212,18 +206,18 @@ def test_after_sft_a_validation_is_compared_with_that_at_its_end():
         sft={"train": {"path": "sft.jsonl"}, "steps": 5},
         budget={"steps": 10},
     )
-    assert validated(sft, 0.1, 0.5, 0.3) == [(10, pytest.approx(2.0))]
+    assert validated(sft, 0.1, 0.5, 0.3) == [(11, pytest.approx(2.0))]
     # What SFT itself does is no change of GRPO.
     assert validated(sft, 0.5, 0.1, 0.1) == []
 
 
 def test_an_alarm_on_a_validation_says_both_figures():
     entries = [validation(0, 0.5), validation(5, 0.3)]
-    (alarm,) = validation_alarms(settings(), 5, entries)
+    (alarm,) = raised(settings(), [{}] * 6, entries)
     assert alarm.text.startswith(
-        "alarm validation_falls: step 5: the validation is 30.0%, 2.0 half-widths of the 95% "
-        "interval below that before training, 50.0% [40.0%, 60.0%], above 1; training makes the "
-        "policy worse"
+        "alarm validation_falls: step 6: the validation after step 5 is 30.0%, 2.0 half-widths of "
+        "the 95% interval below that before training, 50.0% [40.0%, 60.0%], above 1; training "
+        "makes the policy worse"
     )
 
 
@@ -260,7 +254,7 @@ def rising(parts: Sequence[tuple[float, float]], *accuracies: float) -> list[tup
     """Alarms of steps with these means, and a validation after each eleven of them."""
     rows = [{"reward/correct": one, "reward/format": other} for one, other in parts]
     validations = [validation(11 * number, value) for number, value in enumerate(accuracies)]
-    alarms = raised(settings(), rows, validations)
+    alarms = raised(settings(off=["validation_falls"]), rows, validations)
     return [(alarm.part, alarm.step, alarm.value) for alarm in alarms]
 
 

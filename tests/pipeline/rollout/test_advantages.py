@@ -56,27 +56,10 @@ def test_equal_rewards_give_exactly_zero():
 
 
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
-@pytest.mark.parametrize(
-    "group",
-    [
-        [1e308, -1e308, 0.0, 0.0],  # the square of a deviation overflows
-        [1.7e308, 1.7e308, 1.0, None],  # the mean does
-        [3e38, -3e38, 1.0, 1e200],  # a difference does in float32
-    ],
-)
-def test_a_group_whose_advantages_overflow_carries_no_signal_and_is_counted(kind, group):
-    advantages, stats = group_advantages([group, [1, 0]], kind=kind)
-    assert np.isfinite(np.concatenate(advantages)).all()
-    assert not advantages[0].any()
-    assert advantages[1].any()
-    assert (stats.mixed, stats.all_equal, stats.overflow) == (1, 0, 1)
-
-
-@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
 def test_differences_below_float32_are_no_signal(kind):
     advantages, stats = group_advantages([[5e-324, 0, 0, 0], [0.0, 1e-60, 0]], kind=kind)
     assert not np.concatenate(advantages).any()
-    assert (stats.mixed, stats.all_equal, stats.overflow) == (0, 2, 0)
+    assert (stats.mixed, stats.all_equal) == (0, 2)
 
 
 @pytest.mark.filterwarnings("ignore")

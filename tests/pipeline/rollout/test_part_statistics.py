@@ -24,20 +24,6 @@ def test_the_spread_is_the_mean_of_the_groups_deviations():
     assert GROUPS.spread(np.full((1, 6), 0.1)) == [0.0]
 
 
-def test_shares_of_variance_count_groups_in_which_two_parts_differ():
-    terms = np.array(
-        [
-            [0.0, 0.0, 3.0, 7.0, -7.0, 1.0],  # 6 in a, alone in b
-            [0.0, 0.0, 0.3, 0.1, 0.1, 0.1],  # 0.06
-        ]
-    )
-    shares = GROUPS.variance_shares(terms)
-    assert shares is not None
-    assert shares == pytest.approx([6 / 6.06, 0.06 / 6.06])
-    terms[:, :3] = NAN  # no rollout of a has a reward
-    assert GROUPS.variance_shares(terms) is None
-
-
 def test_a_correlation_with_a_constant_or_without_pairs_is_not_defined():
     one = np.array([1.0, 2.0, 3.0, NAN, 9.0])
     assert correlation(one, np.array([6.0, 4.0, 2.0, 7.0, NAN])) == pytest.approx(-1)
