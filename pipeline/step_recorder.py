@@ -14,6 +14,7 @@ from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.progress import Progress
 from pipeline.protocols import ProcessUse
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
+from pipeline.rollout.scoring import stopping_error
 from pipeline.rollout.workers import TrainingStopped
 from pipeline.run.goodput import step_seconds, time_lines
 from pipeline.run.history import RESTARTED, REWARDS_CHANGED
@@ -44,9 +45,8 @@ class StepRecorder:
         Raises:
             TrainingStopped: with the alarm, or the error that stops the run.
         """
-        run = self._run
         alarm = self._raise_alarms({"step": data.number + 1, **metrics})
-        why = data.stop_reason(run.config, alarm=alarm)
+        why = stopping_error(data.all_rollouts, self._run.config.rewards) or alarm
         if why is None:
             return
         metrics = {**metrics, **self._time_metrics()}

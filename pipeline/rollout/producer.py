@@ -34,7 +34,7 @@ from itertools import groupby
 from pipeline.clock import PhaseClock
 from pipeline.data.order import consecutive_prompts, prompts_for_step
 from pipeline.data.packing import sequences_for_step
-from pipeline.progress import SamplingState, SignalShare
+from pipeline.progress import SamplingState
 from pipeline.rollout import dynamic_sampling
 from pipeline.rollout.dispatch import counting
 from pipeline.rollout.partial import continuations, split_partial
@@ -133,16 +133,15 @@ class RolloutProducer:
         settings = self._run.config.rollout
         if settings.dynamic_sampling == "off":
             only = await self._round(self._prompts_of(step), step, state, phases)
-            return RolloutStep(step.number, state, (only,), only.rollouts, 0, 0, state.signal)
+            return RolloutStep(step.number, state, (only,), only.rollouts)
         rounds: list[SamplingRound] = []
-        signal, size = state.signal.faded(), settings.prompts_per_step
+        size = settings.prompts_per_step
         while size:
             sampled = sum(part.prompts for part in rounds)
             prompts = self._next_prompts(state.prompts_sampled + sampled, size)
             part = await self._round(prompts, step, state, phases)
             rounds.append(part)
-            signal = signal.counted(part.stats.mixed, part.prompts)
-            size = self._further_round(step.number, rounds, signal)
+            size = self._further_round(step.number, rounds)
         rollouts = [rollout for part in rounds for rollout in part.rollouts]
         groups = [
             list(own) for _, own in groupby(rollouts, key=lambda one: one.completion.name.group)
@@ -156,7 +155,6 @@ class RolloutProducer:
             [rollout for group in kept for rollout in group],
             replaced=len(groups) - len(kept) - surplus,
             surplus=surplus,
-            signal=signal,
         )
 
     def _prompts_of(self, step: TrainStep) -> tuple[Prompt, ...]:
@@ -229,15 +227,15 @@ class RolloutProducer:
     def _inputs_of(self, completions: Sequence[Completion]) -> list[RewardInput]:
         return reward_inputs(completions, self._prompts, maker=self._run.maker, tags=self._tags)
 
-    def _further_round(
-        self, step: int, rounds: Sequence[SamplingRound], signal: SignalShare
-    ) -> int:
+    def _further_round(self, step: int, rounds: Sequence[SamplingRound]) -> int:
         """Prompts of a further round; 0: none."""
         settings = self._run.config.rollout
         assert settings.max_prompts_per_step is not None
-        missing = settings.prompts_per_step - sum(part.stats.mixed for part in rounds)
-        left = settings.max_prompts_per_step - sum(part.prompts for part in rounds)
+        signal = sum(part.stats.mixed for part in rounds)
+        groups = sum(part.prompts for part in rounds)
+        missing = settings.prompts_per_step - signal
+        left = settings.max_prompts_per_step - groups
         has_time = self._run.deadline.allows_step(step, self._run.now_s)
         if missing <= 0 or left <= 0 or not has_time:
             return 0
-        return dynamic_sampling.round_size(missing, left=left, share=signal.share)
+        return dynamic_sampling.round_size(missing, left=left, signal=signal, groups=groups)

@@ -9,11 +9,11 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.data.packed_batch import PackedRow
-from pipeline.progress import Progress, SamplingState, SignalShare
+from pipeline.progress import Progress, SamplingState
 from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.metrics import step_metrics
 from pipeline.rollout.partial import PartialSplit
-from pipeline.rollout.scoring import failed_parts, reward_errors, stopping_error
+from pipeline.rollout.scoring import reward_errors
 from pipeline.types import DecodeWork, Rollout
 from rewards.base import RewardError
 
@@ -42,16 +42,14 @@ class RolloutStep:
             prompts.
         replaced: groups without signal that others replace.
         surplus: groups with signal that are not needed.
-        signal: share of groups with signal, this step's rounds included.
     """
 
     number: int
     state: SamplingState
     rounds: tuple[SamplingRound, ...]
     rollouts: list[Rollout]
-    replaced: int
-    surplus: int
-    signal: SignalShare
+    replaced: int = 0
+    surplus: int = 0
 
     learner_prefix = "learner"
 
@@ -85,19 +83,11 @@ class RolloutStep:
         """Errors of reward functions; see `scoring.reward_errors`."""
         return reward_errors(self.all_rollouts)
 
-    def stop_reason(self, config: Config, *, alarm: str | None) -> str | None:
-        """Why the run stops before the update, by an error or an alarm; None: it goes on."""
-        error = stopping_error(self.all_rollouts, config.rewards)
-        if error is not None:
-            return f"step {self.number + 1}: {error}"
-        failed = "" if alarm is None else failed_parts(self.all_rollouts, config)
-        return f"{alarm}: {failed}" if failed else alarm
-
     @property
     def next_state(self) -> SamplingState:
         """The sampling state after the step."""
         prompts = self.state.prompts_sampled + sum(part.prompts for part in self.rounds)
-        return SamplingState(self.split.partial, prompts, self.signal)
+        return SamplingState(self.split.partial, prompts)
 
     def counted(self, progress: Progress) -> Progress:
         """Adds the step to the counters."""
@@ -142,7 +132,6 @@ class RolloutStep:
             "rollout/groups_replaced": float(self.replaced),
             "rollout/groups_surplus": float(self.surplus),
             "rollout/tokens_wasted": float(sum(unused)),
-            "rollout/signal_share": self.signal.share,
         }
 
     def _staleness(self) -> dict[str, float]:

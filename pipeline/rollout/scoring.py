@@ -109,16 +109,6 @@ def stopping_error(rollouts: Sequence[Rollout], rewards: Rewards) -> str | None:
     return None
 
 
-def failed_parts(rollouts: Sequence[Rollout], config: Config) -> str:
-    """The weighted parts that failed, how often, and with which error first; "" if none did."""
-    weights = {SUM: 1.0} | config.reward_weights
-    return "; ".join(
-        f"{name!r} failed {len(errors)} times, first: {errors[0].message}"
-        for name, errors in reward_errors(rollouts).items()
-        if weights[name]
-    )
-
-
 def score_rollouts(
     completions: Sequence[Completion],
     inputs: Sequence[RewardInput],

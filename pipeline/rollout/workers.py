@@ -95,14 +95,7 @@ class Workers:
         Raises:
             MismatchError: if they are not the same policy.
         """
-        work = mismatch.check_probe(
-            self._samplers,
-            self.learner,
-            prompts,
-            bound=self._config.mismatch_bounds.probe,
-            temperature=self._config.rollout.temperature,
-            max_new_tokens=self._config.rollout.max_new_tokens,
-        )
+        work = mismatch.check_probe(self._samplers, self.learner, prompts, config=self._config)
         return await self._within(None, work, aborts=self._samplers)
 
     async def publish(self, which: AdapterRef = "current") -> Published:

@@ -166,10 +166,8 @@ def test_an_extension_is_of_the_budgets_kind(tmp_path: Path, timed: Config):
 @pytest.mark.parametrize(
     ("tables", "texts", "told"),
     [
-        ({}, ("1h", "0", "2.5", "\N{SUPERSCRIPT TWO}", ""), r"has budget\.steps; give a number of"),
-        ({}, ("-5", "-5m"), "a budget can only be extended, not"),
-        (TIMED, ("-5", "-5m"), "a budget can only be extended, not"),
-        (TIMED, ("50", "0h", "soon"), r"--extend: this run has budget\.time; .* duration"),
+        ({}, ("1h", "0", "-5", "2.5", ""), r"has budget\.steps; give a number of"),
+        (TIMED, ("50", "0h", "-5m", "soon"), r"--extend: this run has budget\.time; .* duration"),
         ({"learner": {"schedule": "cosine"}}, ("5",), "'cosine' ends with a learning rate of zero"),
     ],
 )

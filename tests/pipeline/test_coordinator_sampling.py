@@ -127,7 +127,6 @@ def test_rounds_by_hand(tmp_path: Path, actor: ColocatedActor):
     assert kept == [order[1], order[5], order[6]]
     (row,) = watched.metrics
     assert (row["rollout/groups_replaced"], row["rollout/groups_surplus"]) == (4, 0)
-    assert row["rollout/signal_share"] == 3.5 / 8
     # Reward metrics cover all sampled rollouts: 3 of 14 are right.
     assert row["reward/odd"] == pytest.approx(3 / 14)
     rows = watched.run.folder.read_rollouts("step_000001") or []

@@ -236,8 +236,7 @@ def test_promise_5_above_the_share_the_run_stops_with_a_checkpoint(
     assert ended(whole) == "finished"
     why = (
         r"^alarm excluded: step 3: 75\.0% of the rollouts have no reward, above "
-        r"0\.5; the run stops with a checkpoint \(alarms\.stop\); reward/excluded/.*: "
-        r"'odd' failed 3 times, first: raised KeyError: 'x'$"
+        r"0\.5; the run stops with a checkpoint \(alarms\.stop\); reward/excluded/"
     )
     for _ in range(2):  # the same command repeats the same step
         run = process(actor, tmp_path, **tables)
