@@ -46,7 +46,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from configs.schema import Config
-from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.part_statistics import Groups, correlation, repetition
 from pipeline.types import Rollout
 from rewards.answers import is_correct
@@ -56,23 +55,15 @@ from rewards.format import is_well_formed
 _LENGTH_PERCENTILES = (5, 50, 95)
 
 
-def step_metrics(
-    rollouts: Sequence[Rollout], stats: GroupStats, config: Config
-) -> dict[str, float]:
+def step_metrics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]:
     """Metrics of rewards, groups and lengths, all of them finite numbers.
 
     Args:
         rollouts: of the step, group by group. Without rollouts there are only the group counts.
-        stats: group counts.
         config: weights of the parts, and how answers are extracted.
     """
-    groups = {
-        "groups/mixed": float(stats.mixed),
-        "groups/all_equal": float(stats.all_equal),
-        "groups/short": float(stats.short),
-    }
     if not rollouts:
-        return groups
+        return dict.fromkeys(("groups/mixed", "groups/all_equal", "groups/short"), 0.0)
     metrics = _reward_metrics(rollouts, "reward") | _statistics(rollouts, config)
     for source in sorted({rollout.source for rollout in rollouts if rollout.source is not None}):
         own = [rollout for rollout in rollouts if rollout.source == source]
@@ -81,7 +72,7 @@ def step_metrics(
             f"rollout/{source}/count": float(len(own)),
             f"rollout/{source}/tokens_mean": _mean([len(r.completion.tokens) for r in own]),
         }
-    metrics |= groups | _advantages(rollouts) | _completions(rollouts, config)
+    metrics |= _advantages(rollouts) | _completions(rollouts, config)
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
@@ -117,6 +108,7 @@ def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]
         **_shares("reward/excluded", [rollout.excluded for rollout in rollouts]),
         **_named_means(rollouts),
     }
+    found |= _signal(rollouts, reward, groups)
     found |= _answers(correct, lengths, groups) | _watched(rollouts, correct, lengths, groups)
     spreads = groups.spread(values)
     for number, part in enumerate(parts):
@@ -125,6 +117,21 @@ def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]
         found |= {f"{prefix}/{key}": correlation(own, other) for key, other in yardsticks.items()}
         found |= _missing(rollouts, part)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _signal(
+    rollouts: Sequence[Rollout], reward: np.ndarray, groups: Groups
+) -> dict[str, float | None]:
+    """Counts of the groups with and without signal."""
+    differs, rewarded = groups.sums(
+        np.array([[one.advantage != 0 for one in rollouts], ~np.isnan(reward)])
+    )
+    mixed, short = differs > 0, rewarded < 2
+    return {
+        "groups/mixed": float(mixed.sum()),
+        "groups/all_equal": float((~mixed & ~short).sum()),
+        "groups/short": float(short.sum()),
+    }
 
 
 def _answers(correct: np.ndarray, lengths: np.ndarray, groups: Groups) -> dict[str, float]:

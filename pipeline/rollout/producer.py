@@ -134,18 +134,15 @@ class RolloutProducer:
         if settings.dynamic_sampling == "off":
             only = await self._round(self._prompts_of(step), step, state, phases)
             return RolloutStep(step.number, state, (only,), only.rollouts)
-        rounds: list[SamplingRound] = []
+        rounds, groups = list[SamplingRound](), list[dynamic_sampling.Group]()
         size = settings.prompts_per_step
         while size:
-            sampled = sum(part.prompts for part in rounds)
-            prompts = self._next_prompts(state.prompts_sampled + sampled, size)
+            prompts = self._next_prompts(state.prompts_sampled + len(groups), size)
             part = await self._round(prompts, step, state, phases)
             rounds.append(part)
-            size = self._further_round(step.number, rounds)
-        rollouts = [rollout for part in rounds for rollout in part.rollouts]
-        groups = [
-            list(own) for _, own in groupby(rollouts, key=lambda one: one.completion.name.group)
-        ]
+            named = groupby(part.rollouts, key=lambda one: one.completion.name.group)
+            groups += [list(members) for _, members in named]
+            size = self._further_round(step.number, groups)
         wanted, own = settings.prompts_per_step, sum(map(dynamic_sampling.has_signal, groups))
         kept, surplus = dynamic_sampling.choose(groups, wanted=wanted), max(0, own - wanted)
         return RolloutStep(
@@ -218,24 +215,21 @@ class RolloutProducer:
             early.cancel()
         for notice in notices:
             self._run.records.say(f"{notice} (all output is in rewards.log)")
-        rollouts, stats = score_rollouts(
-            completions, inputs, outcomes, config=config, step=step.number
-        )
+        rollouts = score_rollouts(completions, inputs, outcomes, config=config, step=step.number)
         seconds = self._run.clock.now() - began_s
-        return SamplingRound(rollouts, stats, split, work, len(prompts), seconds)
+        return SamplingRound(rollouts, split, work, len(prompts), seconds)
 
     def _inputs_of(self, completions: Sequence[Completion]) -> list[RewardInput]:
         return reward_inputs(completions, self._prompts, maker=self._run.maker, tags=self._tags)
 
-    def _further_round(self, step: int, rounds: Sequence[SamplingRound]) -> int:
+    def _further_round(self, step: int, groups: Sequence[dynamic_sampling.Group]) -> int:
         """Prompts of a further round; 0: none."""
         settings = self._run.config.rollout
         assert settings.max_prompts_per_step is not None
-        signal = sum(part.stats.mixed for part in rounds)
-        groups = sum(part.prompts for part in rounds)
+        signal = sum(map(dynamic_sampling.has_signal, groups))
         missing = settings.prompts_per_step - signal
-        left = settings.max_prompts_per_step - groups
+        left = settings.max_prompts_per_step - len(groups)
         has_time = self._run.deadline.allows_step(step, self._run.now_s)
         if missing <= 0 or left <= 0 or not has_time:
             return 0
-        return dynamic_sampling.round_size(missing, left=left, signal=signal, groups=groups)
+        return dynamic_sampling.round_size(missing, left=left, signal=signal, groups=len(groups))

@@ -10,7 +10,6 @@ import numpy as np
 from configs.schema import Config
 from pipeline.data.packed_batch import PackedRow
 from pipeline.progress import Progress, SamplingState
-from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.metrics import step_metrics
 from pipeline.rollout.partial import PartialSplit
 from pipeline.rollout.scoring import reward_errors
@@ -23,7 +22,6 @@ class SamplingRound:
     """Rollouts that were sampled together: whole groups, in the order of their prompts."""
 
     rollouts: list[Rollout]
-    stats: GroupStats
     split: PartialSplit
     work: DecodeWork
     prompts: int
@@ -106,11 +104,10 @@ class RolloutStep:
 
     def metrics(self, config: Config) -> dict[str, float]:
         """Metrics of all sampled rollouts."""
-        work, counts = DecodeWork(), [vars(part.stats) for part in self.rounds]
+        work = DecodeWork()
         for part in self.rounds:
             work.add(part.work)
-        stats = GroupStats(**{name: sum(count[name] for count in counts) for name in counts[0]})
-        metrics = step_metrics(self.all_rollouts, stats, config) | work.metrics
+        metrics = step_metrics(self.all_rollouts, config) | work.metrics
         if config.rollout.partial != "off":
             metrics |= self.split.metrics
         if config.rollout.dynamic_sampling != "off":

@@ -12,7 +12,7 @@ from configs.schema import Config, Rewards
 from configs.task import OVERLONG
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.protocols import Scorer
-from pipeline.rollout.advantages import GroupStats, group_advantages
+from pipeline.rollout.advantages import group_advantages
 from pipeline.types import Completion, Prompt, Rollout
 from rewards.base import NAME_SEPARATOR, Outcome, RewardError, RewardInput, Tags, printable
 from rewards.length import overlong_punishment
@@ -116,8 +116,8 @@ def score_rollouts(
     *,
     config: Config,
     step: int,
-) -> tuple[list[Rollout], GroupStats]:
-    """Rollouts with rewards and advantages, and group statistics.
+) -> list[Rollout]:
+    """Rollouts with rewards and advantages.
 
     A rollout whose weighted sum is not finite has no reward: an error of `SUM`.
 
@@ -141,14 +141,14 @@ def score_rollouts(
         rewards = shuffle_rewards(rewards, seed=config.run.seed, step=step)
     left = iter(rewards)
     grouped = [[next(left) for _ in group] for group in groups]
-    advantages, stats = group_advantages(grouped, kind=config.learner.variant.advantage)
-    rollouts = [
+    kind = config.learner.variant.advantage
+    advantages = [group_advantages(group, kind=kind) for group in grouped]
+    return [
         replace(rollout, reward=reward, advantage=float(advantage))
         for rollout, reward, advantage in zip(
             chain(*groups), rewards, chain(*advantages), strict=True
         )
     ]
-    return rollouts, stats
 
 
 @dataclass(frozen=True)

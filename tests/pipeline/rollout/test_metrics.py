@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.metrics import step_metrics
 from pipeline.types import Rollout, RolloutName, RolloutRequest
 from rewards.base import RewardError, RewardInput, Tags
 from tests.samples import completion, make_config
 
-STATS = GroupStats(mixed=1, all_equal=2, short=3)
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 FAILED = RewardError("raised", "raised KeyError: 'x' (mine.py:3)")
 
@@ -43,7 +41,7 @@ def rollout(
         RewardInput("p", text, drawn.stop_reason, answer, {}, TAGS, prompt_id=group),
         {"correct": correct, "format": form, **(named or {})},
         None if correct is None else correct + 0.5,
-        0.25,
+        0.25 if group == 2 else 0.0,
         errors=errors or {},
         excluded=excluded if correct is None else None,
     )
@@ -69,7 +67,7 @@ def of_source(one: Rollout, name: str) -> Rollout:
 
 def test_a_steps_metrics(config: Config):
     rollouts = [*ROLLOUTS, CUT]
-    metrics = step_metrics(rollouts, STATS, config)
+    metrics = step_metrics(rollouts, config)
     sampled = [value for one in rollouts for value in one.completion.logprobs.tolist()]
     parts = {name: metrics.pop(name) for name in list(metrics) if name.startswith("reward_parts/")}
     # The groups, of 6, 8 and 6 tokens, happen to differ less than independent rollouts would.
@@ -109,11 +107,11 @@ def test_a_steps_metrics(config: Config):
         "rollout/stop/length": 0.2,
         "rollout/repetition": 0.0,
         # Three rollouts have a reward.
-        "advantage/std": 0.0,
+        "advantage/std": pytest.approx(0.25 * 2**0.5 / 3),
         "advantage/max": 0.25,
         "groups/mixed": 1.0,
-        "groups/all_equal": 2.0,
-        "groups/short": 3.0,
+        "groups/all_equal": 0.0,
+        "groups/short": 2.0,
     }
     # A part that is constant has no correlation; there is no reference answer to compare with.
     assert parts == {
@@ -140,7 +138,7 @@ def test_correlations_with_correctness_and_between_parts(config: Config):
         rollout(4, right, None, answer=None, form=0.5),
         rollout(4, wrong, 1.0, answer=None, form=0.0),
     ]
-    metrics = step_metrics(several, STATS, config)
+    metrics = step_metrics(several, config)
     assert metrics["rollout/correct_share"] == 0.5
     # 1 0 1 1 with 1 0 1 0: covariance 1/8, variances 3/16 and 1/4.
     assert metrics["reward_parts/correct/corr_correct"] == pytest.approx(3**-0.5)
@@ -150,8 +148,8 @@ def test_correlations_with_correctness_and_between_parts(config: Config):
         update={"eval": config.eval.model_copy(update={"extraction": "last_number"})}
     )
     numbers = [rollout(1, "is 12", 1.0, answer="12"), rollout(1, "or 13?", 0.0, answer="12")]
-    assert "reward/corr_correct" not in step_metrics(numbers, STATS, config)
-    assert step_metrics(numbers, STATS, last)["reward/corr_correct"] == pytest.approx(1)
+    assert "reward/corr_correct" not in step_metrics(numbers, config)
+    assert step_metrics(numbers, last)["reward/corr_correct"] == pytest.approx(1)
 
 
 def test_named_numbers_have_their_mean_only(config: Config):
@@ -160,7 +158,7 @@ def test_named_numbers_have_their_mean_only(config: Config):
         rollout(1, "b", 1.0, named={"format/group_std": 0.75}),
         rollout(2, "c", 0.0),
     ]
-    metrics = step_metrics(several, STATS, config)
+    metrics = step_metrics(several, config)
     assert (metrics["reward/format/group_std"], metrics["reward/format/steps"]) == (0.5, 2.0)
     # A number named like a statistic of its part is not one.
     assert metrics["reward_parts/format/group_std"] == 0.0
@@ -177,7 +175,7 @@ def test_groups_and_lengths_by_the_exact_answer(config: Config):
         # Groups without a reference answer are neither.
         rollout(4, right, 1.0),
     ]
-    metrics = step_metrics(several, STATS, config)
+    metrics = step_metrics(several, config)
     assert (metrics["groups/all_right"], metrics["groups/all_wrong"]) == (1.0, 1.0)
     # 10 tokens with the stop token; 11, 11, 11 and 1.
     assert metrics["rollout/tokens_right"] == 10.0
@@ -189,12 +187,11 @@ def test_groups_and_lengths_by_the_exact_answer(config: Config):
         4.302653 * (squares * 3 / 2) ** 0.5 / 7
     )
     # Without one that is right there is no length of those; without references nothing.
-    metrics = step_metrics(several[2:5], STATS, config)
+    metrics = step_metrics(several[2:5], config)
     assert metrics["groups/all_wrong"] == 1.0
     assert "rollout/tokens_right" not in metrics
     assert (
-        not {"groups/all_wrong", "rollout/tokens_wrong"}
-        & step_metrics(several[-1:], STATS, config).keys()
+        not {"groups/all_wrong", "rollout/tokens_wrong"} & step_metrics(several[-1:], config).keys()
     )
 
 
@@ -208,12 +205,12 @@ def test_the_share_of_well_formed_rollouts(config: Config):
         rollout(3, formed, 1.0, ended=False),
         rollout(3, "<r>1 + 2</r></a>", 1.0),
     ]
-    metrics = step_metrics(several, STATS, config)
+    metrics = step_metrics(several, config)
     assert metrics["rollout/well_formed_share"] == 0.5
     # Shares 1, 0.5 and 0 of the groups.
     assert metrics["rollout/well_formed_share_half_width"] == pytest.approx(4.302653 * 0.5 / 3**0.5)
     # One group has no interval.
-    one = step_metrics(several[:2], STATS, config)
+    one = step_metrics(several[:2], config)
     assert one["rollout/well_formed_share"] == 1.0
     assert not [name for name in one if name.endswith("_half_width")]
 
@@ -225,10 +222,17 @@ def test_the_spread_of_advantages_by_hand(config: Config):
         replace(rollout(1, "abc", reward), advantage=value)
         for reward, value in zip(rewards, values, strict=True)
     ]
-    metrics = step_metrics(several, STATS, config)
+    metrics = step_metrics(several, config)
     # The rollout without a reward does not count: mean 1/3, squares 2.5 / 3.
     assert metrics["advantage/std"] == pytest.approx((2.5 / 3 - 1 / 9) ** 0.5)
     assert metrics["advantage/max"] == 1.5
+    counts = [metrics[f"groups/{kind}"] for kind in ("mixed", "all_equal", "short")]
+    assert counts == [1, 0, 0]
+    equal = [replace(one, advantage=0.0) for one in several]
+    assert step_metrics(equal, config)["groups/all_equal"] == 1
+    assert step_metrics([], config) == dict.fromkeys(
+        ("groups/mixed", "groups/all_equal", "groups/short"), 0.0
+    )
 
 
 def test_stop_reasons_have_shares(tmp_path: Path):
@@ -240,7 +244,7 @@ def test_stop_reasons_have_shares(tmp_path: Path):
         replace(one, completion=replace(one.completion, stop_reason="stop_string"))
         for one in ROLLOUTS[:2]
     ]
-    metrics = step_metrics([*by_text, ROLLOUTS[2], CUT], STATS, config)
+    metrics = step_metrics([*by_text, ROLLOUTS[2], CUT], config)
     shares = {name: metrics[f"rollout/stop/{name}"] for name in ("eos", "length", "stop_string")}
     assert shares == {"eos": 0.25, "length": 0.25, "stop_string": 0.5}
     assert metrics["rollout/truncated_share"] == 0.25
@@ -249,7 +253,7 @@ def test_stop_reasons_have_shares(tmp_path: Path):
 def test_in_a_mixture_each_source_has_its_own_metrics(config: Config):
     sources = ["train", "more", "more", "train"]
     mixed = [of_source(one, name) for one, name in zip(ROLLOUTS, sources, strict=True)]
-    metrics = step_metrics(mixed, STATS, config)
+    metrics = step_metrics(mixed, config)
     own = {
         name: value
         for name, value in metrics.items()
@@ -272,11 +276,11 @@ def test_in_a_mixture_each_source_has_its_own_metrics(config: Config):
         "rollout/train/tokens_mean": 5.5,
     }
     whole: dict[str, Any] = {name: metrics[name] for name in metrics.keys() - own.keys()}
-    assert whole == step_metrics(ROLLOUTS, STATS, config)
+    assert whole == step_metrics(ROLLOUTS, config)
 
 
 def test_a_step_without_any_reward_has_metrics_too(config: Config):
-    metrics = step_metrics([replace(CUT, errors={"correct": FAILED})], STATS, config)
+    metrics = step_metrics([replace(CUT, errors={"correct": FAILED})], config)
     # An error is not a zero: without values there is no mean.
     absent = {"reward/mean", "reward/std", "reward/group_std", "reward/correct"}
     assert not absent & metrics.keys()
@@ -290,7 +294,7 @@ def test_huge_rewards_have_no_metric_that_is_not_finite(config: Config):
         for one in ROLLOUTS
     ]
     huge[0] = replace(huge[0], reward=-1.7e308)
-    metrics = step_metrics(huge, STATS, config)
+    metrics = step_metrics(huge, config)
     assert metrics["reward/excluded_share"] == 0.0
     assert "reward/mean" not in metrics
     assert np.isfinite(list(metrics.values())).all()
