@@ -41,12 +41,7 @@ REFUSED = "refused"
 
 
 class Coordinator:
-    """One process of a run, from the mismatch probe to the summary.
-
-    Args:
-        run: what the parts of the loop share.
-        progress: where to continue.
-    """
+    """One process of a run, from the mismatch probe to the summary; continues at `progress`."""
 
     def __init__(self, run: RunContext, progress: Progress) -> None:
         self.context = run
@@ -289,7 +284,6 @@ class Coordinator:
 
         There is an export in any case. A version that is not evaluated replaces no other.
         """
-        await self.checkpoints.settle(wait=False)
         await self._perform("checkpoint", self._save())
         await self._validate_last()
         await self._perform("sync", self.schedule.load_best(self.progress.step))

@@ -62,14 +62,7 @@ class StepRecorder:
         uses: Mapping[str, ProcessUse],
         progress: Progress,
     ) -> None:
-        """Records a step that was trained.
-
-        Args:
-            data: of the step.
-            sampled: metrics of its rollouts.
-            learned: metrics of its update.
-            uses: of the workers in the step.
-            progress: after the step.
+        """Records a trained step: metrics of its rollouts and its update, progress after it.
 
         Raises:
             TrainingStopped: after several skipped updates in a row, or because of an alarm.
@@ -111,13 +104,10 @@ class StepRecorder:
         skipped: bool = False,
         trained: bool = True,
     ) -> None:
-        """Writes rollouts or, if the update was skipped, demonstrations; then the metrics.
+        """Writes a step's rollouts, or the demonstrations of a skipped update; then the metrics.
 
-        Args:
-            data: of the step.
-            metrics: of the step.
-            skipped: the update was skipped: token ids and log-probs are written in any case.
-            trained: false: the run stops before the update, and all rollouts are written.
+        Of a step that is not trained, all rollouts are written; of a skipped update, token ids and
+        log-probs in any case.
         """
         records, folder, number = self._run.records, self._run.folder, data.number + 1
         if isinstance(data, RolloutStep):

@@ -63,9 +63,7 @@ class RolloutProducer:
     async def take(self, step: TrainStep, state: SamplingState) -> TrainingStep:
         """The data of a step, with the newest version loaded into the samplers.
 
-        Args:
-            step: to train.
-            state: of the sampling before this step.
+        `state` is that of the sampling before the step.
 
         Raises:
             Interrupted: if the run is stopped.
@@ -93,10 +91,6 @@ class RolloutProducer:
         """Samples a step ahead while the body runs; returns when both have ended.
 
         If the stop signal or the deadline ends the sampling, `take` raises the error.
-
-        Args:
-            step: to sample; None: none.
-            state: of the sampling before that step.
         """
         if step is None:
             yield
