@@ -25,11 +25,7 @@ BETWEEN_STEPS = "between steps"
 `evaluation_part`."""
 SAFETY = 1.2
 """A part of the end may take this many times its expected seconds."""
-IDLE_SHARE = 0.02
-"""Share of the budget that slack may leave unused."""
 _CLOSE = 0.9999
-_UNFORESEEN = 0.01
-"""Share of the budget reserved for unforeseen delays."""
 _LAST = 3
 _EVALUATION = " evaluation"
 _START_S = 20.0
@@ -87,9 +83,8 @@ class Deadline:
 
     A run of steps counts steps. A run with a time budget starts a step if the step and what has to
     follow fit into the remaining time: checkpoint, validation, export, final evaluations, and one
-    restart of the run's process. Some slack is kept, but at most `IDLE_SHARE` of the budget or a
-    step stays idle. Work that takes longer than expected uses the slack first and then shortens the
-    final evaluation (see `test_share`), which comes after the export.
+    restart of the run's process. Work that takes longer than expected uses the time of the restart
+    first and then shortens the final evaluation (see `test_share`), which comes after the export.
 
     Attributes:
         config: of the run.
@@ -164,15 +159,14 @@ class Deadline:
 
     def missing_s(self, number: int, now_s: float) -> float:
         """Seconds by which step `number`, and the end, exceed the time left."""
-        step_s = self._step_s(number)
-        return step_s + self.reserve_s + self._slack_s(step_s) - self.left_s(now_s)
+        return self._step_s(number) + self.reserve_s - self.left_s(now_s)
 
     def steps_planned(self, number: int, now_s: float) -> int:
         """Steps that the run will have, if those from `number` on take as long as the last ones."""
         if self.steps is not None:
             return self.steps
         step_s, between_s = self._step_s(number), self._between_s
-        free_s = self.left_s(now_s) - self.reserve_s - self._slack_s(step_s + between_s)
+        free_s = self.left_s(now_s) - self.reserve_s
         steps = (free_s + between_s) / (step_s + between_s) if step_s > 0 else 1
         return number + max(1, int(steps))
 
@@ -250,12 +244,6 @@ class Deadline:
         return drift * sum(
             parts.expected_s(name) for name in sorted(names) if name.endswith(_EVALUATION)
         )
-
-    def _slack_s(self, step_s: float) -> float:
-        assert self.time_s is not None
-        wanted_s = (SAFETY - 1) * (self.end_s - self.exit_s) + _UNFORESEEN * self.time_s
-        busy_s = step_s + self.parts.expected_s(VALIDATION)
-        return min(wanted_s, max(0.0, IDLE_SHARE * self.time_s - busy_s))
 
     # --- work that can be abandoned, or left out
 

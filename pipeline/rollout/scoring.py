@@ -14,7 +14,7 @@ from pipeline.data.text.prompts import PromptMaker
 from pipeline.protocols import Scorer
 from pipeline.rollout.advantages import group_advantages
 from pipeline.types import Completion, Prompt, Rollout
-from rewards.base import NAME_SEPARATOR, Outcome, RewardError, RewardInput, Tags, printable
+from rewards.base import NAME_SEPARATOR, Outcome, RewardError, RewardInput, Tags
 from rewards.length import overlong_punishment
 from rewards.weighting import combine, shuffle_rewards
 
@@ -195,7 +195,7 @@ def score_parts(outcomes: Mapping[str, Outcome], *, num_tokens: int, config: Con
         excluded = causes[0] if causes else NOT_APPLICABLE
     elif not math.isfinite(reward):
         reward, excluded = None, "not_finite"
-        errors[SUM] = RewardError("not_finite", _overflow(parts, weights))
+        errors[SUM] = RewardError("not_finite", "is not a finite number")
     values: dict[str, float | None] = {}
     for name, part in parts.items():
         values[name] = part.value
@@ -212,12 +212,3 @@ def _exclude_group(group: list[Rollout], rewards: Rewards) -> list[Rollout]:
         replace(rollout, reward=None, excluded=rollout.excluded or OTHERS_FAILED)
         for rollout in group
     ]
-
-
-def _overflow(parts: Mapping[str, Outcome], weights: Mapping[str, float]) -> str:
-    terms = (
-        f"{weights[name]:g} x {part.value:g} ({name})"
-        for name, part in parts.items()
-        if weights[name] and part.value is not None
-    )
-    return printable(f"is not a finite number: {' + '.join(terms)}")

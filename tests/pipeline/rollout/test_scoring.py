@@ -130,8 +130,7 @@ def test_promise_5_an_error_excludes_the_rollout_or_its_group(
     assert errors["correct"] == [DIED.error] * values.count(None)
     if "not_finite" in excluded:
         (found,) = errors[SUM]
-        told = "is not a finite number: 9 x -1e+308 (correct) + 0.1 x 1 (format)"
-        assert (found.cause, found.message) == ("not_finite", told)
+        assert found.cause == "not_finite"
 
 
 def test_promise_5_none_is_left_out_and_all_none_is_excluded():
