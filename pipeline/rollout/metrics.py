@@ -39,7 +39,6 @@ are causes that do not occur: an error is not a zero. A mixture adds `reward/SOU
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -56,7 +55,7 @@ _LENGTH_PERCENTILES = (5, 50, 95)
 
 
 def step_metrics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]:
-    """Metrics of rewards, groups and lengths, all of them finite numbers.
+    """Metrics of rewards, groups and lengths.
 
     Args:
         rollouts: of the step, group by group. Without rollouts there are only the group counts.
@@ -72,11 +71,9 @@ def step_metrics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float
             f"rollout/{source}/count": float(len(own)),
             f"rollout/{source}/tokens_mean": _mean([len(r.completion.tokens) for r in own]),
         }
-    metrics |= _advantages(rollouts) | _completions(rollouts, config)
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+    return metrics | _advantages(rollouts) | _completions(rollouts, config)
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def _reward_metrics(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
     """Share of excluded rollouts, mean and deviation of the sum, means of parts."""
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
@@ -90,7 +87,6 @@ def _reward_metrics(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float
     return metrics
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]:
     """Named numbers, causes of exclusion, and statistics of the sum and its parts."""
     groups = Groups([rollout.completion.name.group for rollout in rollouts])
@@ -171,7 +167,6 @@ def _watched(
     return found
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def _advantages(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Spread of the advantages of the rollouts with a reward."""
     values = np.array([one.advantage for one in rollouts if one.reward is not None], float)
