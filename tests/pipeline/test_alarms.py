@@ -102,35 +102,24 @@ def test_rules_with_their_thresholds(
         assert raised(settings(), [{name: 0.0} for _ in rows]) == []
 
 
-def shares(metric: str, values: Sequence[float], *, prompts: int, samples: int) -> list[Row]:
-    """Steps with these shares and, as half the width of their interval, that of as many coins."""
-    t = {8: 2.365, 16: 2.131}[prompts]
-    return [
-        {metric: p, f"{metric}_half_width": t * (p * (1 - p) / (prompts * samples)) ** 0.5}
-        for p in values
-    ]
+def shares(metric: str, values: Sequence[float]) -> list[Row]:
+    """Steps with these shares and half the width of their interval, as of 64 coins, 8 a prompt."""
+    return [{metric: p, f"{metric}_half_width": 2.365 * (p * (1 - p) / 64) ** 0.5} for p in values]
 
 
-WELL_FORMED, CORRECT = "rollout/well_formed_share", "rollout/correct_share"
+CORRECT = "rollout/correct_share"
 LOST_FORMAT = [0.52, 0.45, 0.58, 0.69, 0.016, 0.13]
 """Well-formed rollouts of a real Gemma 3 270M at too high a rate, 8 prompts with 8 samples."""
-LEARNING = [0.41, 0.35, 0.57, 0.69, 0.82, 0.68, 0.49, 0.64, 0.68, 0.81]
-"""Right answers of one that learns, 16 prompts with 16 samples: its prompts differ by step."""
 
 
 def test_the_format_that_a_real_run_lost_raises_an_alarm_in_that_step():
-    (alarm,) = raised(settings(), shares(WELL_FORMED, LOST_FORMAT, prompts=8, samples=8))
+    (alarm,) = raised(settings(), shares("rollout/well_formed_share", LOST_FORMAT))
     assert (alarm.rule, alarm.part, alarm.step) == ("well_formed_falls", "", 5)
     assert alarm.value == pytest.approx(0.016 / 0.55)
     assert alarm.text.startswith(
         "alarm well_formed_falls: step 5: 1.6% of the rollouts are well formed, after 55.0% in the "
         "steps before, below 0.5; read some rollouts"
     )
-
-
-def test_a_real_run_that_learns_raises_no_alarm():
-    for metric in (WELL_FORMED, CORRECT):
-        assert raised(settings(), shares(metric, LEARNING, prompts=16, samples=16)) == []
 
 
 @pytest.mark.parametrize(
@@ -148,16 +137,11 @@ def test_a_real_run_that_learns_raises_no_alarm():
     ],
 )
 def test_a_share_falls_below_half_of_the_steps_before(values: list[float], steps: list[int]):
-    alarms = raised(settings(), shares(CORRECT, values, prompts=8, samples=8))
+    alarms = raised(settings(), shares(CORRECT, values))
     assert [(alarm.rule, alarm.step) for alarm in alarms] == [("correct_falls", n) for n in steps]
 
 
-def test_a_fall_that_other_prompts_explain_raises_no_alarm():
-    """The same shares as above, of prompts that are either easy or hard: all samples agree."""
-    error = 2.365 * (0.25 / 8) ** 0.5
-    rows = [{CORRECT: p, f"{CORRECT}_half_width": error} for p in (0.5, 0.5, 0.125)]
-    assert raised(settings(), rows) == []
-    # One prompt has no interval.
+def test_a_single_prompt_has_no_interval_and_raises_no_alarm():
     assert raised(settings(), [{CORRECT: p} for p in (1.0, 1.0, 0.0)]) == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ import pytest
 from actors.colocated_actor import ColocatedActor
 from configs.alarms import THRESHOLDS, Threshold
 from pipeline.progress import Progress
-from pipeline.rollout import workers
 from pipeline.rollout.workers import TrainingStopped
-from pipeline.types import Completion
 from rewards.base import Outcome, RewardInput
 from tests.real_actor import VALIDATED, RealRun, real_config
 from tests.run_process import left_behind
@@ -67,28 +64,6 @@ def test_a_signal_leaves_a_checkpoint_and_a_summary(
     assert run.tracker.summary["steps"] == steps
     after = run.script.calls[run.script.calls.index(call) + 1 :]
     assert [name for name in after if "generate" in name or "export" in name] == []
-
-
-def test_a_sampler_that_does_not_stop_does_not_prevent_the_checkpoint(
-    actor: ColocatedActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(workers, "STOPPING_S", 0.0)
-    run = process(actor, tmp_path, **EVERY_THIRD)
-    generate = run.worker.generate
-
-    async def endless(*args: Any, **how: Any) -> list[Completion]:
-        drawn = await generate(*args, **how)
-        if run.script.stop.is_set():
-            await asyncio.Event().wait()
-        return drawn
-
-    async def abort() -> None:
-        pass
-
-    run.worker.generate, run.worker.abort = endless, abort  # type: ignore[method-assign]
-    run.script.on["generate:train 2"] = run.script.stop.set
-    assert ended(run) == "interrupted"
-    assert saved(run) == 2
 
 
 def test_evaluations_are_done_once_also_after_a_signal(actor: ColocatedActor, tmp_path: Path):
@@ -314,17 +289,6 @@ def test_promise_5_three_skipped_updates_in_a_row_stop_the_run_at_the_last_good_
     fine = unstable(actor, tmp_path, [7])
     assert ended(fine) == "finished"
     assert fine.summary["faults"]["skipped_updates"] == 6
-
-
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the spread of advantages
-def test_steps_whose_advantages_overflow_are_skipped_updates(actor: ColocatedActor, tmp_path: Path):
-    run = process(actor, tmp_path, learner={"advantage": "dr_grpo"}, budget={"steps": 6})
-    signs = iter([1e39, -1e39] * 100)
-    changing(run, lambda _: {"odd": Outcome(next(signs))})
-    why = "step 3: 3 updates in a row were skipped, this one because its loss is nan"
-    with pytest.raises(TrainingStopped, match=why):
-        ended(run)
-    assert [entry["step"] for entry in run.events("update_skipped")] == [1, 2, 3]
 
 
 def test_a_step_without_an_update_does_not_change_the_count_of_skipped_updates():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,6 @@ SCORE, UPDATE, EXPORT = "scorer.score", "learner.update", "learner.export"
 SECONDS = {START: 6.0, TEST: 40.0, VALIDATION: 20.0, TRAIN: 10.0, SCORE: 3.0, UPDATE: 20.0}
 SECONDS |= {"learner.publish": 1.0, "learner.save": 2.0, EXPORT: 5.0}
 """Seconds of a call, by the first word of its name."""
-# 7 s of start and sync of the probe, 1 s of sync, 40 s of tests, 5 s of export.
-BEFORE_S = 53.0
 STEP_S = 34.0
 _DRIFTING = {TRAIN, VALIDATION, TEST, UPDATE}
 
@@ -45,14 +43,12 @@ class World:
     Attributes:
         seconds: as `SECONDS`.
         budget_s: the run's time budget.
-        seed: seed of the noise.
+        seed: of the noise.
         drift: factor by which calls that depend on the policy are slower at the end of the budget
             than at the start of training.
         stalls: seconds added to the nth call of a name.
         kills: times at which processes are killed.
         noise: standard deviation of the logarithm of a call's seconds.
-        calls: number of calls so far, by name.
-        trains_from_s: start of training.
     """
 
     seconds: dict[str, float]
@@ -110,25 +106,34 @@ class Simulated:
     """One process of a run in simulated time.
 
     Attributes:
+        process: the process.
         ended: "finished", "killed" or "refused".
         minimum_s: of a budget that was refused.
     """
 
+    process: StubRun
+    minimum_s: float
+
     def __init__(
-        self,
-        config: Config,
-        world: World,
-        disk: Disk | None = None,
-        skill: Callable[[int], float] | None = None,
+        self, config: Config, world: World, disk: Disk, skills: Sequence[float] | None = None
     ) -> None:
         self.folder = RunFolder.of(config)
-        self._process: StubRun
-        skills = np.random.default_rng(world.seed).uniform(0.1, 0.9, 1000)
-        self._skill = skill or (lambda version: float(skills[version % 1000]))
-        self._disk: Disk = {} if disk is None else disk
+        skills = skills or np.random.default_rng(world.seed).uniform(0.1, 0.9, 1000).tolist()
+
+        async def run() -> str:
+            script = Timeline(world, config)
+            await script.call(START)
+            data = make_data(train=PROMPTS, validation=PROMPTS, test=PROMPTS)
+            self.process = StubRun(config, disk=disk, data=data, script=script, started=0.0)
+            self.process.worker.skill = lambda version: skills[min(version, len(skills) - 1)]
+            try:
+                return await self.process.coordinator.run()
+            finally:
+                self.process.folder.close()
+
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             try:
-                self.ended = runner.run(self._run(config, Timeline(world, config)))
+                self.ended = runner.run(run())
             except Killed:
                 self.ended = "killed"
                 killed_s = world.kills.pop(0)
@@ -136,35 +141,15 @@ class Simulated:
                     self.folder.record_used_s(killed_s)
             except BudgetTooSmallError as error:
                 self.ended, self.minimum_s = "refused", error.minimum_s
-            finally:
-                if hasattr(self, "_process"):
-                    self._process.folder.close()
-
-    async def _run(self, config: Config, script: Timeline) -> str:
-        await script.call(START)
-        data = make_data(train=PROMPTS, validation=PROMPTS, test=PROMPTS)
-        self._process = StubRun(config, disk=self._disk, data=data, script=script, started=0.0)
-        self._process.worker.skill = self._skill
-        return await self._process.coordinator.run()
 
     @property
     def summary(self) -> dict[str, Any]:
-        found = self.folder.summary
-        assert found is not None
-        return found
-
-    @property
-    def calls(self) -> list[str]:
-        return self._process.script.calls
+        return self.process.summary
 
     @property
     def rates(self) -> list[float]:
         """Learning rates of the updates."""
-        return [rate for rate in self._process.worker.rates if rate is not None]
-
-    @property
-    def used_before_s(self) -> float:
-        return self._process.clock.used_before_s
+        return [rate for rate in self.process.worker.rates if rate is not None]
 
     @property
     def exports(self) -> list[tuple[int, str]]:
@@ -191,10 +176,8 @@ def simulated(
     config: Config, *, disk: Disk | None = None, skills: list[float] | None = None, **world: Any
 ) -> Simulated:
     """A process without noise, whose versions have these skills."""
-    seconds = SECONDS | world.pop("seconds", {})
-    found = World(seconds, config.budget.time_s or 1, **world)
-    skill = None if skills is None else (lambda version: skills[min(version, len(skills) - 1)])
-    return Simulated(config, found, disk, skill)
+    found = World(SECONDS, config.budget.time_s or 1, **world)
+    return Simulated(config, found, {} if disk is None else disk, skills)
 
 
 def test_a_run_with_a_time_budget_by_hand(tmp_path: Path):
@@ -202,7 +185,8 @@ def test_a_run_with_a_time_budget_by_hand(tmp_path: Path):
     assert run.ended == "finished"
     # A step takes 34 s, the end 2 + 1 + 40 + 5 s: after 4 steps 250 - 189 = 61 s are left, too few.
     assert run.summary["steps"] == 4
-    assert run.summary["wall_s"] == pytest.approx(BEFORE_S + 4 * STEP_S + 2 + 40 + 5)
+    # Before it 6 s of start, 2 s of sync, 40 s of tests and 5 s of export.
+    assert run.summary["wall_s"] == pytest.approx(53 + 4 * STEP_S + 2 + 40 + 5)
     assert run.exports == [(0, "first"), (4, "last")]
     reserved = [(entry["reason"], entry["seconds"]) for entry in run.folder.events("reserved")]
     assert reserved == [
@@ -232,7 +216,7 @@ def test_promise_6_the_export_follows_each_better_validation(tmp_path: Path):
     assert run.exports == [(0, "first"), (2, "better"), (6, "better")]
     assert run.summary["best"]["step"] == 6
     # The untrained policy was exported before the first step.
-    calls = run.calls
+    calls = run.process.script.calls
     assert calls.index("learner.export 0") < calls.index("sampler0.generate:train 0")
 
 
@@ -245,8 +229,8 @@ def test_a_step_that_stalls_is_abandoned_in_time_for_the_end(tmp_path: Path, cal
     assert [entry["step"] for entry in run.folder.events("abandoned")] == [2]
     assert run.summary["eval"]["after"]["n"] == PROMPTS
     assert run.summary["wall_s"] <= 400
-    assert ("sampler0.abort" in run.calls) is (call == TRAIN)
-    assert ("sampler0.resume" in run.calls) is (call == TRAIN)
+    assert ("sampler0.abort" in run.process.script.calls) is (call == TRAIN)
+    assert ("sampler0.resume" in run.process.script.calls) is (call == TRAIN)
 
 
 def test_the_final_evaluation_is_shortened_and_the_export_kept(tmp_path: Path):
@@ -281,7 +265,7 @@ def test_a_finished_run_with_too_small_an_extension_keeps_its_result(tmp_path: P
     for key in ("ended", "steps", "eval", "best", "adapter_sha256"):
         assert after.get(key) == before.get(key)
     assert second.exports == export
-    assert not any("test" in call for call in second.calls)
+    assert not any("test" in call for call in second.process.script.calls)
 
 
 @pytest.mark.parametrize(("make", "more_s"), [(config_of, -20), (validated, 10)])
@@ -310,18 +294,6 @@ def test_promise_6_a_budget_below_the_minimum_is_refused_and_the_minimum_suffice
     # A budget that ends within the first evaluation.
     small = simulated(validated(tmp_path / "c", 30))
     assert (small.ended, small.exports) == ("refused", [])
-
-
-def test_a_resumed_time_budget_includes_used_time(tmp_path: Path):
-    config, disk = config_of(tmp_path, 260, checkpoint={"every_steps": 2}), Disk()
-    first = simulated(config, disk=disk, kills=[BEFORE_S + 3 * STEP_S + 3])
-    assert first.ended == "killed"
-    second = simulated(config, disk=disk)
-    assert second.ended == "finished"
-    # The third step was recorded and is trained again; no time is left after it.
-    assert second.used_before_s == pytest.approx(BEFORE_S + 3 * STEP_S + 3)
-    assert second.summary["steps"] == 3
-    assert second.summary["wall_s"] <= 260
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from configs.schema import Prompt
 from pipeline.data.text.prompts import PromptMaker
+from pipeline.protocols import Scorer
 from pipeline.rollout.scoring import (
     SUM,
     EarlyScoring,
@@ -86,15 +87,11 @@ def test_rewards_are_weighted_and_grouped_by_prompt():
     assert [rollout.reward for rollout in rollouts] == pytest.approx([1.1, 0.1, 0.6, 0.6])
     advantages = [rollout.advantage for rollout in rollouts]
     assert advantages == pytest.approx([0.5, -0.5, 0, 0])
-
-
-def test_groups_are_identified_by_name_even_if_incomplete():
-    # The same prompt at two steps; one rollout is left of the second group and of the third.
+    # A group has one name, also where one rollout is left of it, or another step has its prompt.
     later = replace(GROUPS[0], name=replace(GROUPS[0].name, step=1))
     completions = [later, *GROUPS[:2], GROUPS[3]]
     rollouts = scored(outcomes(9.0, 1.0, 0.0, 0.5), completions, learner={"advantage": "dr_grpo"})
     assert [one.advantage for one in rollouts] == pytest.approx([0, 0.5, -0.5, 0])
-    assert scored([], []) == []
 
 
 DIED_ONCE = [None, 0.0, 0.5, 0.5]
@@ -135,12 +132,15 @@ def test_promise_5_an_error_excludes_the_rollout_or_its_group(
 
 def test_promise_5_none_is_left_out_and_all_none_is_excluded():
     values = outcomes(1.0, 0.5, 0.0, 1.0)
+    values[0]["format"] = Outcome(1.0, named={"tags": 1.0})
     values[1]["format"] = Outcome(None)
     values[2] = {"correct": Outcome(None), "format": Outcome(None)}
     rollouts = scored(values)
     assert [rollout.reward for rollout in rollouts] == pytest.approx([1.1, 0.5, None, 1.1])
     assert [rollout.excluded for rollout in rollouts] == [None, None, "not_applicable", None]
     assert reward_errors(rollouts) == {}
+    # A number that a part returns by name is recorded, and not in the sum.
+    assert rollouts[0].rewards == {"correct": 1.0, "format": 1.0, "format/tags": 1.0}
 
 
 def test_overlong_completions_get_a_separate_penalty_part():
@@ -166,19 +166,6 @@ def test_an_error_that_stops_names_part_and_prompt():
     assert told == "reward 'correct' failed for prompt 1: its process ended"
 
 
-def test_named_numbers_are_recorded_beside_their_sum():
-    values = outcomes(1.0, 0.0, 0.5, 0.5)
-    values[0]["format"] = Outcome(1.5, named={"tags": 1.0, "steps": 0.5})
-    rollouts = scored(values)
-    assert rollouts[0].rewards == {
-        "correct": 1.0,
-        "format": 1.5,
-        "format/tags": 1.0,
-        "format/steps": 0.5,
-    }
-    assert rollouts[0].reward == pytest.approx(1.15)
-
-
 class CountingScorer:
     """Scores a text by its length; counts how often it sees each."""
 
@@ -190,17 +177,11 @@ class CountingScorer:
         await asyncio.sleep(0)
         return [{"length": Outcome(float(len(one.completion)))} for one in inputs]
 
-    async def notices(self) -> list[str]:
-        return []
-
-    async def busy_s(self) -> dict[str, float]:
-        return {}
-
 
 def test_rollouts_are_scored_when_they_end_and_only_once():
     async def run() -> tuple[list[dict[str, Outcome]], list[str]]:
         scorer = CountingScorer()
-        early = EarlyScoring(scorer, inputs_of)
+        early = EarlyScoring(cast("Scorer", scorer), inputs_of)
         early.add([drawn(2, 0, "abc"), drawn(1, 0, "a")])
         early.add([])
         early.add([drawn(2, 1, "abcd")])
