@@ -154,24 +154,13 @@ def test_temperatures_are_those_of_rollout_and_eval(tmp_path: Path, actor: Coloc
 
 
 def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
-    script = Script(durations={"sampler0.generate:train": 2.0, "learner.update": 3.0})
-    run = StubRun(make_config(tmp_path), script=script)
+    run = StubRun(make_config(tmp_path), script=Script(durations={"learner.update": 3.0}))
     run.run()
     summary = dict(run.summary)
     rows = [row for step in (1, 2, 3) for row in run.folder.read_rollouts(f"step_{step:06d}") or ()]
-    evaluation, time = summary.pop("eval"), summary.pop("time")
-    tokens = sum(row["num_tokens"] for row in rows)
-    assert time["seconds"] == {"sample": 6.0, "learn": 9.0}
-    assert (time["total_s"], time["first_step_s"]) == (15.0, 5.0)
-    # Two chips; half of an update is padding.
-    assert (time["devices"]["update"], time["devices"]["padding"]) == (2.25, 2.25)
-    assert time["devices"]["decode"] + time["devices"]["empty slots"] == 3.0
-    goodput = summary.pop("goodput")
-    assert (goodput["scheduling"], goodput["runtime"]) == (1.0, 1.0)
-    assert goodput["program"] == (time["devices"]["decode"] + 2.25) / 15
-    assert summary.pop("speed")["update_tokens_per_s"] == tokens / 9.0
-    assert summary.pop("cost") == {}
-    assert summary == {
+    evaluation, tokens = summary.pop("eval"), sum(row["num_tokens"] for row in rows)
+    assert {"time", "goodput", "speed", "cost"} <= summary.keys()  # see the tests of goodput
+    assert {key: summary[key] for key in summary.keys() - {"time", "goodput", "speed", "cost"}} == {
         "ended": "finished",
         "steps": 3,
         "samples": 12,
@@ -179,7 +168,7 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
         "tokens_trained": tokens,
         "tokens_padded": tokens,
         "rollouts": {"truncated": 0, "continued": 0, "dropped": 0, "unused": 0},
-        "wall_s": 15.0,
+        "wall_s": 9.0,
         "deadline_s": None,
         "adapter_sha256": run.worker.adapter,
         "resumed_from": None,
