@@ -180,22 +180,6 @@ def simulated(
     return Simulated(config, found, {} if disk is None else disk, skills)
 
 
-def test_a_run_with_a_time_budget_by_hand(tmp_path: Path):
-    run = simulated(config_of(tmp_path, 250))
-    assert run.ended == "finished"
-    # A step takes 34 s, the end 2 + 1 + 40 + 5 s: after 4 steps 250 - 189 = 61 s are left, too few.
-    assert run.summary["steps"] == 4
-    # Before it 6 s of start, 2 s of sync, 40 s of tests and 5 s of export.
-    assert run.summary["wall_s"] == pytest.approx(53 + 4 * STEP_S + 2 + 40 + 5)
-    assert run.exports == [(0, "first"), (4, "last")]
-    reserved = [(entry["reason"], entry["seconds"]) for entry in run.folder.events("reserved")]
-    assert reserved == [
-        ("test evaluation", 40.0),
-        ("export", 5.0),
-        ("export", 5.0),
-    ]
-
-
 @pytest.mark.parametrize("budget_s", range(180, 400, 50))
 def test_promise_6_a_time_budget_is_kept_and_used(tmp_path: Path, budget_s: int):
     run = simulated(validated(tmp_path, budget_s))

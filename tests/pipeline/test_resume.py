@@ -37,11 +37,6 @@ CASES: dict[str, dict[str, Any]] = {
         },
         **SPLIT,
     },
-    "partial rollouts, ahead": {
-        "rollout": {"partial": "keep", "cut_off": 0.6, "prompts_per_step": 3, "ahead": "one"},
-        "checkpoint": {"every_steps": 2},
-        **SPLIT,
-    },
     "sft": {
         **VALIDATED,
         "run": {"phases": ["sft", "grpo"]},
