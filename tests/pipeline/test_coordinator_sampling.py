@@ -19,8 +19,7 @@ from pipeline.types import Completion, Rollout, RolloutRequest
 from rewards.base import Outcome, RewardInput
 from tests.real_actor import VALIDATED, RealRun, real_config
 from tests.run_process import Script
-from tests.samples import changed, make_config, make_data
-from tests.stub_workers import StubRun, VirtualLoop
+from tests.samples import changed, make_data
 
 STEPS, TRAIN, CAP = 5, 15, 7
 
@@ -198,35 +197,6 @@ def test_a_step_without_finished_groups_has_no_trained_tokens(
 
 # --- one step ahead
 
-AHEAD: dict[str, Any] = {
-    "rollout": {"ahead": "one", "group_size": 2, "prompts_per_step": 2},
-    "learner": {"importance_cap": 2.0},
-    "budget": {"steps": 4},
-}
-AHEAD["rollout"] |= {"max_prompt_tokens": 8, "max_new_tokens": 80}
-
-
-class SleepingScript(Script):
-    """Calls take their time on the loop's clock, at the same time as others."""
-
-    async def call(self, name: str, *, prompts: int = 0) -> None:  # noqa: ARG002
-        await asyncio.sleep(self.durations.get(name.split(maxsplit=1)[0], 0.0))
-        self.note(name)
-
-
-def test_update_and_sampling_run_at_the_same_time(tmp_path: Path):
-    durations = {"sampler0.generate:train": 5.0, "learner.update": 4.0}
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        loop = runner.get_loop()
-        script = SleepingScript(clock=loop.time, durations=durations)  # type: ignore[arg-type]
-        run = StubRun(make_config(tmp_path, **AHEAD), script=script)
-        runner.run(run.coordinator.run())
-    run.folder.close()
-    # The first step alone, three updates with sampling, the last update alone.
-    assert run.summary["wall_s"] == pytest.approx(5 + 3 * 5 + 4)
-    assert [row["time/ahead_s"] for row in run.folder.metrics] == pytest.approx([5.0] * 4)
-
-
 ONE_AHEAD: dict[str, Any] = {
     "rollout": {"ahead": "one"},
     "plan": {"placement": "split"},
@@ -234,17 +204,23 @@ ONE_AHEAD: dict[str, Any] = {
 }
 
 
-def test_every_step_but_the_first_is_sampled_by_the_previous_version(
+def test_steps_are_sampled_by_the_previous_version_while_it_is_updated(
     tmp_path: Path, actor: ColocatedActor
 ):
-    run = RealRun(real_config(tmp_path, **ONE_AHEAD), actor)
+    phases: dict[str, dict[str, Any]] = {
+        "run": {"phases": ["sft", "grpo"]},
+        "sft": {"train": {"path": "s.jsonl"}, "steps": 1, "sequences_per_step": 2},
+    }
+    run = RealRun(real_config(tmp_path, **ONE_AHEAD, **phases), actor)
     assert run.run() == "finished"
     run.worker.close()
-    for step, metrics in enumerate(run.folder.metrics):
+    calls = run.script.calls
+    for step in range(1, 4):
         rows = run.folder.read_rollouts(f"step_{step + 1:06d}") or []
         ((version,),) = {tuple(row["versions"]) for row in rows}
-        assert version == max(step - 1, 0)
-        assert metrics["rollout/staleness_max"] == step - version
+        assert version == max(step - 1, 1)  # the first one has none before it
+        assert run.folder.metrics[step]["rollout/staleness_max"] == step - version
+        assert (calls.index(f"generate:train {step}") < calls.index(f"load {step}")) is (step > 1)
 
 
 @pytest.mark.parametrize("call", ["update 1", "generate:train 2"])
