@@ -116,6 +116,8 @@ class Coordinator:
         """
         self.records.best(self.schedule.best)
         await self._perform("probe", self._check_mismatch())
+        # A restart repeats what is done up to here.
+        self.deadline.restart_s = self._now_s - self.context.clock.used_before_s
         evaluating = self.schedule.evaluate_before(
             self.progress.step, self.deadline.leaving_an_export
         )

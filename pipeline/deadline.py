@@ -92,7 +92,7 @@ class Deadline:
         time_s: seconds of the budget; None: the budget is steps.
         until_s: the deadline in seconds since 1970, if it was given as an instant.
         parts: seconds of each part of the run.
-        restart_s: seconds that a restart of the run's process takes: as long as its start took.
+        restart_s: seconds from the start of a process until it trains, without evaluations.
     """
 
     config: Config

@@ -15,7 +15,7 @@ from actors.groups import RunActors
 from configs.schema import Config
 from launch.preparation import Prepared, check_same_code
 from launch.resume import record_changes
-from launch.session import _coordinate, _deadline, _run_and_upload, _Session, _tracker
+from launch.session import _coordinate, _run_and_upload, _Session, _tracker
 from launch.source import code_version
 from launch.stop import Stop
 from pipeline.budget import Budget, used_s
@@ -269,16 +269,6 @@ def test_a_resumed_run_has_its_wandb_id_and_sends_its_earlier_metrics(
 
 
 # --- time
-
-
-def test_a_restart_takes_as_long_as_the_start_without_waits(tmp_path: Path, now: FakeClock):
-    clock = Clock(0.0, used_before_s=500.0, now=now)
-    now.seconds = 10.0
-    with clock.waiting():
-        now.seconds += 300.0
-    now.seconds += 60.0
-    prepared = Session(make_config(tmp_path), Disk()).prepared
-    assert _deadline(prepared, clock, Budget(3, None), load_s=1.0).restart_s == 70.0
 
 
 def test_promise_6_a_budget_below_the_measured_minimum_exits_with_2(

@@ -180,15 +180,3 @@ def test_promise_3_another_host_continues_from_the_mirror(
     assert second.resumed_from is not None
     assert run_noted(second) == "finished"
     check_same(second, expected)
-
-
-def test_a_checkpoint_has_the_hashes_of_what_the_run_reads(tmp_path: Path, actor: ColocatedActor):
-    run = RealRun(real_config(tmp_path, budget={"steps": 1}), actor)
-    hashes = {"code": "0.1+ab", "base": "cd", "data": {"train": "ef"}, "rewards": {"odd": "01"}}
-    run.folder.journal("started", wandb_id=None, **hashes)
-    run.connect()
-    run.run()
-    again = RealRun(run.config, actor)
-    assert again.worker.restored.meta is not None
-    assert again.worker.restored.meta["provenance"] == hashes
-    again.folder.close()
