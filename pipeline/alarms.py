@@ -30,17 +30,10 @@ Validation = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Alarm:
-    """A rule applies.
+    """A rule applies to a step.
 
-    Attributes:
-        rule: its name.
-        part: the part of the reward; "" for the whole run.
-        step: counted from 1.
-        value: beyond the threshold.
-        threshold: of the rule.
-        action: whether the run stops.
-        fact: what happened.
-        text: what happened, where to look, what to do.
+    `part` is the part of the reward, "" for the whole run; `fact` says what happened, `text` also
+    where to look and what to do.
     """
 
     rule: str
@@ -62,10 +55,8 @@ class Alarm:
 class History:
     """What rules know of a run.
 
-    Attributes:
-        config: of the run.
-        rows: metrics of the steps so far, the one that is judged last.
-        validations: so far, in the order of their steps.
+    Metrics of the steps so far, of which the last one is judged, and the validations so far, in the
+    order of their steps.
     """
 
     config: Config

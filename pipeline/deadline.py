@@ -115,12 +115,7 @@ class Deadline:
     # --- measurements
 
     def recall(self, rows: Sequence[Mapping[str, Any]], entries: Iterable[Any]) -> None:
-        """Adds what earlier processes of the run have measured.
-
-        Args:
-            rows: metrics of the steps.
-            entries: the journal.
-        """
+        """Adds what earlier processes of the run have recorded in metrics and journal."""
         for row in rows:
             self.observe(row)
         for entry in entries:
@@ -139,9 +134,6 @@ class Deadline:
         """Estimates a step from the evaluation before training, until one was measured.
 
         Half of it is sampling, at the rate of that evaluation, the other half the update.
-
-        Args:
-            answers: number of answers of the test split.
         """
         each_s = self.parts.expected_s(evaluation_part("test")) / max(answers, 1)
         sampling_s = each_s * self.config.rollout.size

@@ -71,7 +71,7 @@ def step_metrics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float
             f"rollout/{source}/count": float(len(own)),
             f"rollout/{source}/tokens_mean": _mean([len(r.completion.tokens) for r in own]),
         }
-    return metrics | _advantages(rollouts) | _completions(rollouts, config)
+    return metrics | _completions(rollouts, config)
 
 
 def _reward_metrics(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
@@ -104,7 +104,7 @@ def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]
         **_shares("reward/excluded", [rollout.excluded for rollout in rollouts]),
         **_named_means(rollouts),
     }
-    found |= _signal(rollouts, reward, groups)
+    found |= _signal(rollouts, groups)
     found |= _answers(correct, lengths, groups) | _watched(rollouts, correct, lengths, groups)
     spreads = groups.spread(values)
     for number, part in enumerate(parts):
@@ -115,19 +115,23 @@ def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _signal(
-    rollouts: Sequence[Rollout], reward: np.ndarray, groups: Groups
-) -> dict[str, float | None]:
-    """Counts of the groups with and without signal."""
-    differs, rewarded = groups.sums(
-        np.array([[one.advantage != 0 for one in rollouts], ~np.isnan(reward)])
-    )
-    mixed, short = differs > 0, rewarded < 2
-    return {
+def _signal(rollouts: Sequence[Rollout], groups: Groups) -> dict[str, float]:
+    """Counts of the groups with and without signal, and the spread of the advantages."""
+    values = np.array([one.advantage for one in rollouts])
+    rewarded = np.array([one.reward is not None for one in rollouts])
+    differs, rewards = groups.sums(np.array([values != 0, rewarded]))
+    mixed, short = differs > 0, rewards < 2
+    found = {
         "groups/mixed": float(mixed.sum()),
         "groups/all_equal": float((~mixed & ~short).sum()),
         "groups/short": float(short.sum()),
     }
+    if rewarded.any():
+        found |= {
+            "advantage/std": float(values[rewarded].std()),
+            "advantage/max": float(values[rewarded].max()),
+        }
+    return found
 
 
 def _answers(correct: np.ndarray, lengths: np.ndarray, groups: Groups) -> dict[str, float]:
@@ -165,14 +169,6 @@ def _watched(
     for name, (sums, counts) in totals.items():
         found[f"rollout/{name}"], found[f"rollout/{name}_half_width"] = groups.ratio(sums, counts)
     return found
-
-
-def _advantages(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Spread of the advantages of the rollouts with a reward."""
-    values = np.array([one.advantage for one in rollouts if one.reward is not None], float)
-    if not len(values):
-        return {}
-    return {"advantage/std": float(values.std()), "advantage/max": float(values.max())}
 
 
 def _completions(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]:

@@ -67,16 +67,6 @@ class RolloutStep:
         return self.rounds[0].split
 
     @property
-    def tokens(self) -> int:
-        """Tokens sampled in this step."""
-        return sum(part.split.tokens for part in self.rounds)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of sampling and rewards."""
-        return sum(part.seconds for part in self.rounds)
-
-    @property
     def errors(self) -> dict[str, list[RewardError]]:
         """Errors of reward functions; see `scoring.reward_errors`."""
         return reward_errors(self.all_rollouts)
@@ -89,11 +79,11 @@ class RolloutStep:
 
     def counted(self, progress: Progress) -> Progress:
         """Adds the step to the counters."""
-        rollouts = self.all_rollouts
+        rollouts, tokens = self.all_rollouts, sum(part.split.tokens for part in self.rounds)
         return replace(
             progress,
             samples=progress.samples + len(rollouts),
-            tokens_generated=progress.tokens_generated + self.tokens,
+            tokens_generated=progress.tokens_generated + tokens,
             reward_errors=progress.reward_errors + sum(map(len, self.errors.values())),
             truncated=progress.truncated + self.split.truncated,
             continued=progress.continued + self.split.continued,
@@ -113,7 +103,8 @@ class RolloutStep:
         if config.rollout.dynamic_sampling != "off":
             metrics |= self._dynamic_metrics()
         if config.rollout.ahead != "off":
-            metrics |= self._staleness() | {"time/ahead_s": self.seconds}
+            metrics |= self._staleness()
+            metrics["time/ahead_s"] = sum(part.seconds for part in self.rounds)
         return metrics
 
     def _dynamic_metrics(self) -> dict[str, float]:

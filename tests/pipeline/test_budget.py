@@ -102,28 +102,21 @@ def test_shown_durations_are_parsed_back(seconds: int):
 
 
 def test_used_time_is_the_latest_record(tmp_path: Path):
-    folder = folder_of(make_config(tmp_path))
-    assert used_s(folder) == 0.0
+    config = make_config(tmp_path)
+    killed, folder = RunFolder.of(config), RunFolder.of(config)
+    with killed.held():
+        assert used_s(killed) == 0.0
+        killed.record_used_s(12.25)
+        killed.close()  # as after a kill before the start: the folder still has a lock file
+        folder.check(config)
+        with folder.held():
+            assert used_s(folder) == 12.25
+            folder.create(config)
     folder.journal("checkpoint", step=2, elapsed_s=80.0, seconds=1.0)
     assert used_s(folder) == 80.0
     # A step after the last checkpoint is trained again, but its time counts.
     folder.write_metrics({"step": 3, "time/elapsed_s": 95.0})
     assert used_s(folder) == 95.0
-
-
-def test_time_of_a_process_killed_before_its_start_counts(tmp_path: Path):
-    config = make_config(tmp_path)
-    killed, next_one = RunFolder.of(config), RunFolder.of(config)
-    with killed.held():
-        killed.record_used_s(9.5)
-        assert used_s(killed) == 9.5
-        killed.record_used_s(120.25)
-        killed.close()  # as after a kill: the folder still has a lock file
-        next_one.check(config)
-        with next_one.held():
-            assert used_s(next_one) == 120.25
-            next_one.create(config)
-    assert used_s(next_one) == 120.25
 
 
 @pytest.mark.parametrize(

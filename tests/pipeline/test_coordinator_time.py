@@ -187,7 +187,7 @@ def test_promise_6_a_time_budget_is_kept_and_used(tmp_path: Path, budget_s: int)
     found = run.summary
     assert found["deadline_s"] == budget_s
     unused_s = budget_s - found["wall_s"]
-    # A restart (a start of 6 s, two syncs), an export, a checkpoint and a sync that were not needed,
+    # A restart (6 s of start, two syncs), an export, a checkpoint and a sync that were not needed,
     # and less than a step with its validation or 5%.
     assert 0 <= unused_s < 8 + 5 + 3 + max(STEP_S + 20, 0.05 * budget_s)
     # With hardly a second left, the last quarter of the tests may be missing.

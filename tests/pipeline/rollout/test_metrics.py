@@ -131,13 +131,6 @@ def test_correlations_with_correctness_and_between_parts(config: Config):
     # 1 0 1 1 with 1 0 1 0: covariance 1/8, variances 3/16 and 1/4.
     assert metrics["reward_parts/correct/corr_correct"] == pytest.approx(3**-0.5)
     assert metrics["reward/corr_correct"] == pytest.approx(3**-0.5)
-    # The last number of the text is the answer where the protocol says so.
-    last = config.model_copy(
-        update={"eval": config.eval.model_copy(update={"extraction": "last_number"})}
-    )
-    numbers = [rollout(1, "is 12", 1.0, answer="12"), rollout(1, "or 13?", 0.0, answer="12")]
-    assert "reward/corr_correct" not in step_metrics(numbers, config)
-    assert step_metrics(numbers, last)["reward/corr_correct"] == pytest.approx(1)
 
 
 def test_named_numbers_have_their_mean_only(config: Config):
@@ -173,9 +166,7 @@ def test_groups_and_lengths_by_the_exact_answer(config: Config):
     metrics = step_metrics(several[2:5], config)
     assert metrics["groups/all_wrong"] == 1.0
     assert "rollout/tokens_right" not in metrics
-    assert (
-        not {"groups/all_wrong", "rollout/tokens_wrong"} & step_metrics(several[-1:], config).keys()
-    )
+    assert "groups/all_wrong" not in step_metrics(several[-1:], config)
 
 
 def test_the_share_of_well_formed_rollouts(config: Config):

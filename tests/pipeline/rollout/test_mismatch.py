@@ -84,7 +84,7 @@ def with_nan(drawn: Completion) -> None:
         (with_nan, "by nan of what the adapter changes"),
     ],
 )
-def test_a_single_sampler_that_differs_is_named_with_causes_and_remedies(
+def test_promise_1_a_single_sampler_that_differs_is_named_with_causes_and_remedies(
     change: Callable[[Completion], None], message: str
 ):
     workers = team()
