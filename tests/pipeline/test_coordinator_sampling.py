@@ -30,24 +30,19 @@ Rounds = dict[int, list[list[int]]]
 
 
 def watched(
-    actor: ColocatedActor, folder: Path, *, signal: set[int] | None = None, **tables: Any
+    actor: ColocatedActor, folder: Path, *, signal: set[int], **tables: Any
 ) -> tuple[RealRun, Rounds]:
     """A finished run with dynamic sampling, and by step the prompts of each of its rounds.
 
-    Three groups of two per step, from at most seven prompts.
-
-    Args:
-        actor: of the run.
-        folder: of the run.
-        signal: ids of the prompts whose groups have signal; None: as the reward says.
-        tables: of the configuration.
+    Three groups of two per step, from at most seven prompts; the groups of the prompts in `signal`
+    have signal.
     """
     rollout = {"dynamic_sampling": "capped", "max_prompts_per_step": CAP, "prompts_per_step": 3}
     script = Script(durations={"generate:train": 10.0, "update": 5.0})
     config = real_config(folder, rollout=rollout, **tables)
     run = RealRun(config, actor, data=make_data(train=TRAIN), script=script)
     rounds: Rounds = {}
-    generate, score = run.worker.generate, run.scorer.score
+    generate = run.worker.generate
 
     async def watch(requests: Sequence[RolloutRequest], **how: Any) -> list[Completion]:
         first = requests[0].name
@@ -57,8 +52,6 @@ def watched(
         return await generate(requests, **how)
 
     async def scored(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
-        if signal is None:
-            return await score(inputs)
         return [
             {"odd": Outcome(float(one.prompt_id in signal and number % 2))}
             for number, one in enumerate(inputs)

@@ -234,14 +234,10 @@ def test_promise_5_above_the_share_the_run_stops_with_a_checkpoint(
 def unstable(actor: ColocatedActor, folder: Path, versions: Sequence[int]) -> RealRun:
     """A process whose learner skips the updates of these versions."""
     run = process(actor, folder, budget={"steps": 8}, checkpoint={"every_steps": 4})
-    changing(run, alternating())  # every group has a signal
+    values = iter([1.0, 0.0] * 1000)
+    changing(run, lambda _: {"odd": Outcome(next(values))})  # every group has a signal
     run.worker.skips = versions
     return run
-
-
-def alternating() -> Callable[[Row], Row]:
-    values = iter([1.0, 0.0] * 1000)
-    return lambda _: {"odd": Outcome(next(values))}
 
 
 def test_promise_5_skipped_updates_are_counted_and_three_in_a_row_stop_the_run(

@@ -44,8 +44,7 @@ class World:
         seconds: as `SECONDS`.
         budget_s: the run's time budget.
         seed: of the noise.
-        drift: factor by which calls that depend on the policy are slower at the end of the budget
-            than at the start of training.
+        drift: factor by which calls that depend on the policy are slower at the end of the budget.
         stalls: seconds added to the nth call of a name.
         kills: times at which processes are killed.
         noise: standard deviation of the logarithm of a call's seconds.
@@ -59,19 +58,15 @@ class World:
     kills: list[float] = field(default_factory=list)
     noise: float = 0.0
     calls: dict[str, int] = field(default_factory=dict)
-    trains_from_s: float | None = None
 
     def takes_s(self, name: str, *, now_s: float, share: float) -> float:
         """Seconds of the next call of this name, if it starts now."""
         count = self.calls[name] = self.calls.get(name, 0) + 1
         rng = np.random.default_rng([self.seed, len(name), sum(name.encode()), count])
         seconds = self.seconds.get(name, 0.0) * float(np.exp(self.noise * rng.standard_normal()))
-        if name == TRAIN and self.trains_from_s is None:
-            self.trains_from_s = now_s
         if name in _DRIFTING:
-            began_s = now_s if self.trains_from_s is None else self.trains_from_s
-            passed = (now_s - began_s) / max(self.budget_s - began_s, 1.0)
-            seconds *= self.drift ** min(passed, 1.0) * (0.05 + 0.95 * share)
+            passed = min(now_s / self.budget_s, 1.0)
+            seconds *= self.drift**passed * (0.05 + 0.95 * share)
         return seconds + self.stalls.get((name, count), 0.0)
 
 

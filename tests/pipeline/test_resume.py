@@ -21,7 +21,6 @@ from pipeline.run.run_folder import RunFolder
 from tests.real_actor import VALIDATED, RealRun, real_config
 from tests.run_process import Killed, Script, kill
 
-SPLIT = {"plan": {"placement": "split"}}
 CASES: dict[str, dict[str, Any]] = {
     "validation": VALIDATED,
     "partial rollouts": {
@@ -35,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
             "max_prompts_per_step": 5,
             "ahead": "one",
         },
-        **SPLIT,
+        "plan": {"placement": "split"},
     },
     "sft": {
         **VALIDATED,

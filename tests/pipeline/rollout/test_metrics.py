@@ -56,11 +56,7 @@ CUT = rollout(3, "abcdef", None, ended=False)
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return make_config(tmp_path, rollout={"max_prompt_tokens": 8, "max_new_tokens": 80})
-
-
-def of_source(one: Rollout, name: str) -> Rollout:
-    return replace(one, given=replace(one.given, source=name))
+    return make_config(tmp_path)
 
 
 def test_a_steps_metrics(config: Config):
@@ -204,10 +200,7 @@ def test_the_spread_of_advantages_by_hand(config: Config):
 
 
 def test_stop_reasons_have_shares(tmp_path: Path):
-    config = make_config(
-        tmp_path,
-        rollout={"max_prompt_tokens": 8, "max_new_tokens": 80, "stop_strings": ["</a>"]},
-    )
+    config = make_config(tmp_path, rollout={"stop_strings": ["</a>"]})
     by_text = [
         replace(one, completion=replace(one.completion, stop_reason="stop_string"))
         for one in ROLLOUTS[:2]
@@ -220,7 +213,10 @@ def test_stop_reasons_have_shares(tmp_path: Path):
 
 def test_in_a_mixture_each_source_has_its_own_metrics(config: Config):
     sources = ["train", "more", "more", "train"]
-    mixed = [of_source(one, name) for one, name in zip(ROLLOUTS, sources, strict=True)]
+    mixed = [
+        replace(one, given=replace(one.given, source=name))
+        for one, name in zip(ROLLOUTS, sources, strict=True)
+    ]
     metrics = step_metrics(mixed, config)
     own = {name: metrics.pop(name) for name in list(metrics) if name.split("/")[1] in sources}
     assert {name: value for name, value in own.items() if "/more/" in name} == {
