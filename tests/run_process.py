@@ -215,13 +215,10 @@ class Process:
         )
         self.coordinator = Coordinator(context, self.progress)
 
-    def run(
-        self, loop: type[asyncio.AbstractEventLoop] | None = None
-    ) -> Literal["finished", "interrupted"]:
+    def run(self) -> Literal["finished", "interrupted"]:
         """Runs the coordinator until the run ends or is killed."""
         try:
-            with asyncio.Runner(loop_factory=loop) as runner:
-                return runner.run(self.coordinator.run())
+            return asyncio.run(self.coordinator.run())
         finally:
             self.folder.close()
 
