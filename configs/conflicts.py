@@ -152,20 +152,6 @@ def _ahead_problems(config: Config) -> Iterator[Problem]:
         yield "rollout.ahead", what
 
 
-def _shrink_problems(config: Config) -> Iterator[Problem]:
-    rollout, key = config.rollout, "rollout.min_prompts_per_step"
-    if rollout.min_prompts_per_step is None:
-        return
-    if config.budget.steps is not None:
-        yield key, "has no effect with budget.steps, where all steps have one size; remove it"
-    elif rollout.dynamic_sampling != "off":
-        what = 'needs rollout.dynamic_sampling = "off", which refills steps; remove one of them'
-        yield key, what
-    elif rollout.ahead != "off":
-        what = 'needs rollout.ahead = "off", which samples before a step is sized; remove one'
-        yield key, what
-
-
 def _validation_problems(config: Config) -> Iterator[Problem]:
     if not config.validates:
         why = "without data.validation"
@@ -177,13 +163,13 @@ def _alarm_problems(config: Config) -> Iterator[Problem]:
     if not config.validates:
         why = "without data.validation"
         useless |= {"validation_falls": why, "rising_while_validation_falls": why}
-    if sum(weight != 0 for weight in config.reward_weights.values()) < 2:
-        useless["dominating"] = "with less than two weighted rewards"
     if config.learner.kl_coef == 0:
         why = "with learner.kl_coef = 0, where there is no reference to compare with"
         useless["kl"] = why
-    for name, why in useless.items():
-        yield from config.alarms.unused(name, why=why, table="alarms")
+    for key, names in (("off", config.alarms.off), ("stop", config.alarms.stop)):
+        for name in names:
+            if name in useless:
+                yield f"alarms.{key}", f'"{name}" has no effect {useless[name]}; remove it'
 
 
 def _metric_problems(config: Config) -> Iterator[Problem]:
@@ -236,7 +222,6 @@ _CROSS_CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _overlong_problems,
     _partial_problems,
     _ahead_problems,
-    _shrink_problems,
     _validation_problems,
     _alarm_problems,
     _metric_problems,

@@ -49,7 +49,7 @@ def _defaults(name: str) -> str:
 class Mismatch(Table):
     """Bounds on |log-prob of the sampler - log-prob of the learner| for the same token.
 
-    The defaults depend on the number format. Rule `alarms.disagreement` reports large differences
+    The defaults depend on the number format. The alarm `disagreement` reports large differences
     of single tokens.
     """
 

@@ -354,8 +354,6 @@ def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float
         time_s=budget.deadline_s(elapsed_s=clock.elapsed_s, now_s=time.time()),
         until_s=budget.until_s,
         parts=PartTimes(estimates),
-        # As long as this start took; waits for devices do not count.
-        restart_s=clock.elapsed_s - clock.used_before_s,
     )
 
 

@@ -113,14 +113,6 @@ def extension(text: str, config: Config, history: RunFolder) -> Budget:
             f"--extend: learner.schedule = {config.learner.schedule!r} ends with a learning rate "
             "of zero; only runs with schedule = 'constant' can be extended"
         )
-    return _amount(text, config)
-
-
-def _amount(text: str, config: Config) -> Budget:
-    if text.startswith("-"):
-        raise ValueError(
-            f"--extend {text}: a budget can only be extended, not reduced; give an amount above 0"
-        )
     if config.budget.steps is None:
         key = "budget.time" if config.budget.until is None else "budget.until"
         try:

@@ -5,16 +5,12 @@ The learner writes the files in the background; see `pipeline/compute/learner/ch
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from pipeline.deadline import CHECKPOINT
 from pipeline.progress import Progress
 from pipeline.run.history import provenance
 from pipeline.run_context import RunContext
-
-STOP_S = 30.0
-"""Maximum seconds that the checkpoint at a stop signal may take."""
 
 
 class CheckpointWriter:
@@ -61,19 +57,3 @@ class CheckpointWriter:
         self._run.deadline.parts.observe(CHECKPOINT, seconds)
         self._saved = saving["step"]
         self._run.records.checkpoint({**saving, "seconds": seconds})
-
-    async def save_at_stop(self, progress: Progress) -> None:
-        """Writes a checkpoint; if that takes too long, the last complete one stands."""
-        try:
-            async with asyncio.timeout(STOP_S):
-                await self.save(progress)
-                await self.settle()
-        except TimeoutError:
-            last = f"that of step {self._saved} stands" if self._saved >= 0 else "there is none"
-            self._run.records.event(
-                "checkpoint_abandoned",
-                f"the checkpoint of step {progress.step} is not complete after "
-                f"{STOP_S:.0f} s and is abandoned; {last}",
-                step=progress.step,
-                last=self._saved,
-            )

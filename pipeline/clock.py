@@ -69,9 +69,6 @@ class PhaseClock:
 
     Args:
         now: reads the clock, in seconds.
-
-    Attributes:
-        now: the same.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from pipeline.checkpoint_writer import CheckpointWriter
-from pipeline.deadline import SYNC
+from pipeline.deadline import BETWEEN_STEPS, SYNC
 from pipeline.evaluate.exports import Exports
 from pipeline.evaluate.notices import record_truncation
 from pipeline.evaluate.schedule import EvaluationSchedule
@@ -41,12 +41,7 @@ REFUSED = "refused"
 
 
 class Coordinator:
-    """One process of a run, from the mismatch probe to the summary.
-
-    Args:
-        run: what the parts of the loop share.
-        progress: where to continue.
-    """
+    """One process of a run, from the mismatch probe to the summary; continues at `progress`."""
 
     def __init__(self, run: RunContext, progress: Progress) -> None:
         self.context = run
@@ -66,7 +61,7 @@ class Coordinator:
         self.deadline.recall(rows, entries)
         was_refused = any(entry["event"] == REFUSED for entry in entries)
         self._may_refuse = progress.step == 0 and (was_refused or not run.clock.used_before_s)
-        self._began_s = self._saved_at_s = self._now_s
+        self._saved_at_s = self._now_s
         last = max(self.schedule.validated, default=0)
         at_s = (row["time/elapsed_s"] for row in rows if row["step"] == last)
         self._validated_at_s = next(at_s, 0.0)
@@ -101,7 +96,8 @@ class Coordinator:
                     break
             await self._finish()
         except Interrupted:
-            await self.checkpoints.save_at_stop(self.progress)
+            await self._save()
+            await self.checkpoints.settle()
             self.recorder.summarize(self.progress, ended="interrupted")
             return "interrupted"
         except TrainingStopped:
@@ -119,8 +115,9 @@ class Coordinator:
             BudgetTooSmallError: if not one step fits.
         """
         self.records.best(self.schedule.best)
-        self.recorder.check_validation(self.progress.step)  # one that is not repeated
         await self._perform("probe", self._check_mismatch())
+        # A restart repeats what is done up to here.
+        self.deadline.restart_s = self._now_s - self.context.clock.used_before_s
         evaluating = self.schedule.evaluate_before(
             self.progress.step, self.deadline.leaving_an_export
         )
@@ -162,17 +159,10 @@ class Coordinator:
         Raises:
             BudgetTooSmallError: naming the minimum.
         """
-        deadline, now_s = self.deadline, self._now_s
-        if not self._may_refuse or (deadline.allows_step(0, now_s) and not abandoned):
+        now_s = self._now_s
+        if not self._may_refuse or (self.deadline.allows_step(0, now_s) and not abandoned):
             return
-        exported = self.exports.current
-        error = deadline.too_small(
-            now_s,
-            began_s=self._began_s,
-            used_before_s=self.context.clock.used_before_s,
-            abandoned=abandoned,
-            exported=exported is not None and exported["version"] == 0,
-        )
+        error = self.deadline.too_small(now_s, abandoned=abandoned)
         self.records.journal(REFUSED, minimum_s=error.minimum_s, elapsed_s=now_s)
         raise error
 
@@ -186,11 +176,8 @@ class Coordinator:
         return TrainStep(
             number,
             self.config.phase_of(number),
-            prompts=deadline.prompts_that_fit(number, now_s),
             rate=deadline.rate(number, now_s),
-            deadline=deadline.during_step(
-                validated=number in self.schedule.validated, exported=not self.exports.is_behind
-            ),
+            deadline=deadline.leaving_an_update,
         )
 
     async def _train(self, step: TrainStep) -> None:
@@ -206,11 +193,7 @@ class Coordinator:
         metrics: dict[str, float] = {}
         if isinstance(data, RolloutStep):
             metrics = data.metrics(self.config)
-            self.recorder.check_rewards(data, step, metrics)
-            if not self.deadline.allows_update(
-                step.prompts, sampled_s=data.seconds, now_s=self._now_s
-            ):
-                raise OutOfTime
+            self.recorder.check_rewards(data, metrics)
         with during("sample"):  # after the update the learner waits for rollouts sampled ahead
             async with self.producer.ahead(self._step_ahead(step), data.next_state):
                 with during("learn"):
@@ -226,7 +209,6 @@ class Coordinator:
         self.progress = replace(progress, step=step.number + 1)
         self.recorder.record(
             data,
-            step,
             sampled=metrics,
             learned=learned,
             uses=uses,
@@ -239,28 +221,24 @@ class Coordinator:
             return None
         if not self.deadline.allows_step(step.number + 1, self._now_s):
             return None
-        full = self.config.rollout.prompts_per_step
-        return TrainStep(step.number + 1, prompts=full, deadline=step.deadline)
+        return TrainStep(step.number + 1, deadline=step.deadline)
 
     # --- between two steps
 
     async def _between_steps(self) -> bool:
         """Validation, export of a better version, checkpoint; returns whether to go on."""
-        began_s, validated_s = self._now_s, 0.0
+        began_s = self._now_s
         await self.checkpoints.settle(wait=False)
-        if self._validation_is_due():
-            if not await self._validate():
-                return False
-            validated_s = self._now_s - began_s
+        if self._validation_is_due() and not await self._validate():
+            return False
         if self.deadline.is_timed:
             await self._export_if_better()
         step, settings = self.progress.step, self.config.checkpoint
         is_due = step % settings.every_steps == 0
-        is_due |= self._now_s - self._saved_at_s >= settings.every_s
-        if is_due or self.recorder.checkpoint_requested:
-            self.recorder.checkpoint_requested, self._saved_at_s = False, self._now_s
+        if is_due or self._now_s - self._saved_at_s >= settings.every_s:
+            self._saved_at_s = self._now_s
             await self._perform("checkpoint", self._save())
-        self.deadline.step_times.observe_between(self._now_s - began_s - validated_s)
+        self.deadline.parts.observe(BETWEEN_STEPS, self._now_s - began_s)
         # Validating what seems to be the last version may leave time for one more step.
         if self.deadline.is_timed and not self.deadline.allows_step(step, self._now_s):
             await self._validate_last()
@@ -286,7 +264,6 @@ class Coordinator:
         if not await self._perform("evaluation", validating, abandoned="the validation"):
             return False
         self._validated_at_s = self._now_s
-        self.recorder.check_validation(self.progress.step)
         return True
 
     async def _validate_last(self) -> None:
@@ -309,7 +286,6 @@ class Coordinator:
 
         There is an export in any case. A version that is not evaluated replaces no other.
         """
-        await self.checkpoints.settle(wait=False)
         await self._perform("checkpoint", self._save())
         await self._validate_last()
         await self._perform("sync", self.schedule.load_best(self.progress.step))

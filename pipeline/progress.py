@@ -12,9 +12,6 @@ from pipeline.types import Completion, RolloutName, Segment
 
 _ARRAYS = {"tokens": np.int32, "logprobs": np.float32, "processed_logprobs": np.float32}
 
-_DECAY = 0.9
-"""Factor by which the weight of a group decays with each step."""
-
 
 def _completion_json(completion: Completion) -> dict[str, Any]:
     """JSON; a float32 has as many digits as restore its value exactly."""
@@ -51,32 +48,6 @@ def _completion(row: Mapping[str, Any]) -> Completion:
 
 
 @dataclass(frozen=True)
-class SignalShare:
-    """Share of groups with signal (different rewards) in the steps so far; later ones weigh more.
-
-    Attributes:
-        signal: weighted number of groups with signal.
-        groups: weighted number of all groups.
-    """
-
-    signal: float = 0.0
-    groups: float = 0.0
-
-    @property
-    def share(self) -> float:
-        """Share of groups with signal, strictly between 0 and 1."""
-        return (self.signal + 0.5) / (self.groups + 1)
-
-    def counted(self, signal: int, groups: int) -> SignalShare:
-        """Adds the groups of a round."""
-        return SignalShare(self.signal + signal, self.groups + groups)
-
-    def faded(self) -> SignalShare:
-        """Decays the weight of all groups at the start of a step."""
-        return SignalShare(_DECAY * self.signal, _DECAY * self.groups)
-
-
-@dataclass(frozen=True)
 class SamplingState:
     """What the sampling of a step depends on, besides seed, step and policy.
 
@@ -84,12 +55,10 @@ class SamplingState:
         partial: whole groups of earlier steps with at least one truncated rollout, which this step
             continues; oldest first.
         prompts_sampled: prompts that earlier steps sampled.
-        signal: with dynamic sampling, share of groups with signal in earlier steps.
     """
 
     partial: tuple[Completion, ...] = ()
     prompts_sampled: int = 0
-    signal: SignalShare = field(default_factory=SignalShare)
 
 
 @dataclass(frozen=True)
@@ -132,7 +101,6 @@ class Progress:
         sampling = {
             "partial": [_completion_json(one) for one in state.partial],
             "prompts_sampled": state.prompts_sampled,
-            "estimates": asdict(state.signal),
         }
         return {**vars(self), "sampling": sampling}
 
@@ -142,11 +110,8 @@ class Progress:
         names = set(Progress.__dataclass_fields__)
         found = {name: value for name, value in meta.items() if name in names}
         sampling = meta["sampling"]
-        estimates = sampling["estimates"]
         state = SamplingState(
-            tuple(_completion(row) for row in sampling["partial"]),
-            sampling["prompts_sampled"],
-            SignalShare(estimates["signal"], estimates["groups"]),
+            tuple(_completion(row) for row in sampling["partial"]), sampling["prompts_sampled"]
         )
         return Progress(**{**found, "sampling": state})
 

@@ -144,11 +144,8 @@ class Sampler(Worker, Protocol):
     ) -> list[Completion]:
         """Returns one completion per request, in the order of the requests.
 
-        Args:
-            requests: prompts with their rollout names.
-            temperature: 0 is greedy.
-            min_finished: number of finished completions after which the others are returned
-                unfinished, with stop reason "truncated"; None: all finish.
+        After `min_finished` finished ones the others are returned unfinished, with stop reason
+        "truncated"; None: all finish. A temperature of 0 is greedy.
         """
 
     async def finished(self) -> list[Completion]:
@@ -207,9 +204,7 @@ class Learner(Worker, Protocol):
     ) -> dict[str, float]:
         """Updates on one step's rollouts; returns metrics. The version increases by one.
 
-        Args:
-            rollouts: training samples of the step.
-            rate: learning rate of the step, if it decays with the time used; None otherwise.
+        `rate` is the learning rate if it decays with the time used; None: the learner's schedule.
         """
 
     async def save(self, meta: Mapping[str, Any]) -> None:
@@ -224,8 +219,7 @@ class Learner(Worker, Protocol):
     async def saved(self, *, wait: bool) -> float | None:
         """Returns the seconds from the last `save` until its checkpoint was complete.
 
-        Args:
-            wait: until it is complete; otherwise the result is None if it is not.
+        Does not wait for that if not told to: the result is None if it is not complete.
 
         Raises:
             OSError: if it could not be written.
@@ -239,10 +233,6 @@ class Learner(Worker, Protocol):
 
     async def recover_best(self, version: int, sha256: str) -> None:
         """Writes the best adapter's file from its checkpoint, unless it holds this adapter.
-
-        Args:
-            version: policy version of the best adapter.
-            sha256: hash of the best adapter.
 
         Raises:
             DamagedFileError: if the checkpoint is gone, with the remedy.

@@ -18,20 +18,7 @@ from pipeline.run.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class RunContext:
-    """One process of a run.
-
-    Attributes:
-        config: of the run.
-        data: prompts of the splits, and demonstrations if there is an SFT phase.
-        maker: decodes completions.
-        workers: sample, score and learn.
-        records: where the run is recorded; they hold what earlier processes have recorded, too.
-        meter: measures the phases and makes the metrics of each step.
-        deadline: what fits into the time.
-        clock: the run's.
-        sizes: for which samplers and learner are compiled.
-        resumed_from: step of the checkpoint that this process started from, if any.
-    """
+    """One process of a run; `resumed_from` is the step of the checkpoint that it started from."""
 
     config: Config
     data: LoadedData

@@ -6,35 +6,30 @@ The data of a step, the metrics of its update and the use of the processes becom
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from pipeline.alarms import Alarm, step_alarms, validation_alarms
+from pipeline.alarms import step_alarms
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.progress import Progress
 from pipeline.protocols import ProcessUse
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
+from pipeline.rollout.scoring import stopping_error
 from pipeline.rollout.workers import TrainingStopped
 from pipeline.run.goodput import step_seconds, time_lines
 from pipeline.run.history import RESTARTED, REWARDS_CHANGED
 from pipeline.run.records import finite
 from pipeline.run.rollout_records import demonstration_rows, rollout_records
 from pipeline.run_context import RunContext
-from pipeline.types import TrainStep
 
 MAX_SKIPPED_IN_A_ROW = 3
 """Number of consecutive skipped updates that ends the run."""
 
 
 class StepRecorder:
-    """Records the steps of one process of a run.
-
-    Attributes:
-        checkpoint_requested: an alarm asks for a checkpoint.
-    """
+    """Records the steps of one process of a run."""
 
     def __init__(self, run: RunContext, schedule: EvaluationSchedule) -> None:
-        self.checkpoint_requested = False
         self._run = run
         self._schedule = schedule
         folder = run.folder
@@ -44,42 +39,30 @@ class StepRecorder:
         self._alarmed = {(entry["rule"], entry["part"], entry["step"]) for entry in journaled}
         self._restarts = sum(True for _ in folder.events(RESTARTED))
 
-    def check_rewards(
-        self, data: RolloutStep, step: TrainStep, metrics: Mapping[str, float]
-    ) -> None:
+    def check_rewards(self, data: RolloutStep, metrics: Mapping[str, float]) -> None:
         """Judges the alarms of a step's rewards before the update; a stopped step is recorded.
 
         Raises:
             TrainingStopped: with the alarm, or the error that stops the run.
         """
-        run = self._run
-        alarm = self._raise_alarms(self._of_step({"step": step.number + 1, **metrics}))
-        why = data.stop_reason(run.config, alarm=alarm)
+        alarm = self._raise_alarms({"step": data.number + 1, **metrics})
+        why = stopping_error(data.all_rollouts, self._run.config.rewards) or alarm
         if why is None:
             return
-        metrics = {**metrics, **self._time_metrics(step)}
+        metrics = {**metrics, **self._time_metrics()}
         self._write(data, metrics, trained=False)
         raise TrainingStopped(why)
 
     def record(
         self,
         data: TrainingStep,
-        step: TrainStep,
         *,
         sampled: Mapping[str, float],
         learned: Mapping[str, float],
         uses: Mapping[str, ProcessUse],
         progress: Progress,
     ) -> None:
-        """Records a step that was trained.
-
-        Args:
-            data: of the step.
-            step: that was trained.
-            sampled: metrics of its rollouts.
-            learned: metrics of its update.
-            uses: of the workers in the step.
-            progress: after the step.
+        """Records a trained step: metrics of its rollouts and its update, progress after it.
 
         Raises:
             TrainingStopped: after several skipped updates in a row, or because of an alarm.
@@ -87,7 +70,7 @@ class StepRecorder:
         run, number, skipped = self._run, progress.step, "skipped_updates" in learned
         metrics = {
             **sampled,
-            **self._time_metrics(step),
+            **self._time_metrics(),
             **{f"{data.learner_prefix}/{name}": value for name, value in learned.items()},
         }
         run.deadline.observe({"step": number, **metrics})
@@ -95,7 +78,7 @@ class StepRecorder:
             **run.meter.step_metrics(
                 metrics,
                 uses,
-                passes=run.config.learner.updates_per_batch if step.phase == "grpo" else 1,
+                passes=run.config.learner.updates_per_batch if isinstance(data, RolloutStep) else 1,
                 progress=progress,
                 sizes=run.sizes,
             ),
@@ -107,22 +90,10 @@ class StepRecorder:
         self._write(data, metrics, skipped=skipped)
         if skipped:
             self._skipped(data, learned, progress)
-        elif data.overflow:
-            run.records.event("overflow", f"step {number}: {data.overflow}", step=number)
         row = {"step": number, **finite(metrics)}
-        alarms = self._of_step(row)
+        why = self._raise_alarms(row)
         self._rows.append(row)
-        if why := self._raise_alarms(alarms):
-            raise TrainingStopped(why)
-
-    def check_validation(self, step: int) -> None:
-        """Raises the alarms of the validation after `step` steps, if there is one.
-
-        Raises:
-            TrainingStopped: if an alarm stops the run.
-        """
-        alarms = validation_alarms(self._run.config, step, self._schedule.validations)
-        if why := self._raise_alarms(alarms):
+        if why is not None:
             raise TrainingStopped(why)
 
     def _write(
@@ -133,13 +104,10 @@ class StepRecorder:
         skipped: bool = False,
         trained: bool = True,
     ) -> None:
-        """Writes rollouts or, if the update was skipped, demonstrations; then the metrics.
+        """Writes a step's rollouts, or the demonstrations of a skipped update; then the metrics.
 
-        Args:
-            data: of the step.
-            metrics: of the step.
-            skipped: the update was skipped: token ids and log-probs are written in any case.
-            trained: false: the run stops before the update, and all rollouts are written.
+        Of a step that is not trained, all rollouts are written; of a skipped update, token ids and
+        log-probs in any case.
         """
         records, folder, number = self._run.records, self._run.folder, data.number + 1
         if isinstance(data, RolloutStep):
@@ -153,16 +121,14 @@ class StepRecorder:
         if skipped:
             folder.write_rollouts(data.name, demonstration_rows(data.sequences))
 
-    def _of_step(self, row: Mapping[str, float]) -> list[Alarm]:
-        return step_alarms(self._run.config, [*self._rows, row], self._schedule.validations)
-
-    def _raise_alarms(self, alarms: Sequence[Alarm]) -> str | None:
-        """Reports alarms that were not reported before; returns why to stop."""
+    def _raise_alarms(self, row: Mapping[str, float]) -> str | None:
+        """Reports alarms of a step that were not reported before; returns why to stop."""
+        rows, known = [*self._rows, row], self._schedule.validations
+        alarms = step_alarms(self._run.config, rows, known)
         new = [one for one in alarms if (one.rule, one.part, one.step) not in self._alarmed]
         for alarm in new:
             self._alarmed.add((alarm.rule, alarm.part, alarm.step))
             self._run.records.alarm(alarm)
-            self.checkpoint_requested |= alarm.action == "checkpoint"
         return next((alarm.text for alarm in new if alarm.action == "stop"), None)
 
     def _skipped(
@@ -174,8 +140,8 @@ class StepRecorder:
             TrainingStopped: after several in a row.
         """
         loss, norm = learned.get("loss", 0.0), learned.get("grad_norm", 0.0)
-        not_finite = f"its loss is {loss:g} and the norm of its gradient {norm:g}"
-        why, in_a_row = data.overflow or not_finite, progress.skipped_in_a_row
+        why = f"its loss is {loss:g} and the norm of its gradient {norm:g}"
+        in_a_row = progress.skipped_in_a_row
         self._run.records.skipped_update(progress.step, why, batch=data.name)
         if in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise TrainingStopped(
@@ -184,12 +150,9 @@ class StepRecorder:
                 f"log-probs in {self._run.folder.rollouts}"
             )
 
-    def _time_metrics(self, step: TrainStep) -> dict[str, float]:
+    def _time_metrics(self) -> dict[str, float]:
         found = self._run.meter.driver_metrics()
-        found |= {"time/step_s": step_seconds(found), "time/elapsed_s": self._run.now_s}
-        if self._run.deadline.is_timed:
-            found["rollout/prompts_planned"] = float(step.prompts)
-        return found
+        return found | {"time/step_s": step_seconds(found), "time/elapsed_s": self._run.now_s}
 
     def summarize(self, progress: Progress, *, ended: str, **more: Any) -> None:
         """Writes `summary.json`; `ended` says how the run ended, `more` are further keys."""

@@ -383,7 +383,6 @@ class TrainStep:
     Attributes:
         number: counted from 0; also the policy version that samples.
         phase: supervised or GRPO.
-        prompts: prompts of this step; fewer than configured where time is short.
         rate: learning rate, where it decays with the time used; None: the learner's schedule.
         deadline: when sampling and scoring are abandoned, in seconds on the run's clock; None:
             never.
@@ -391,6 +390,5 @@ class TrainStep:
 
     number: int
     phase: TrainingPhase = "grpo"
-    prompts: int = 0
     rate: float | None = None
     deadline: float | None = None

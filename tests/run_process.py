@@ -180,8 +180,8 @@ class Process:
         now = script.clock
         started = now() if started is None else started
         self.clock = Clock(started, used_before_s=used_s(self.folder), now=now)
-        budget, restart_s = Budget.of(config, self.folder), now() - started
-        self.deadline = Deadline(config, budget.steps, budget.time_s, restart_s=restart_s)
+        budget = Budget.of(config, self.folder)
+        self.deadline = Deadline(config, budget.steps, budget.time_s)
         self.folder.rewind_to(progress.step)
         self.meter = RunMeter(
             self.folder, Hardware({"learner": 1, "samplers": 1}, 2), PhaseClock(now)
@@ -215,13 +215,10 @@ class Process:
         )
         self.coordinator = Coordinator(context, self.progress)
 
-    def run(
-        self, loop: type[asyncio.AbstractEventLoop] | None = None
-    ) -> Literal["finished", "interrupted"]:
+    def run(self) -> Literal["finished", "interrupted"]:
         """Runs the coordinator until the run ends or is killed."""
         try:
-            with asyncio.Runner(loop_factory=loop) as runner:
-                return runner.run(self.coordinator.run())
+            return asyncio.run(self.coordinator.run())
         finally:
             self.folder.close()
 

@@ -133,7 +133,6 @@ class StubWorker:
         names = [(one.completion.name, one.advantage) for one in rollouts]
         prompts = len({name.prompt_id for name, _ in names})
         await self.call("update", f"learner.update {self.version}", prompts=prompts)
-        await asyncio.sleep(0)  # concurrent tasks start
         self.rates.append(rate)
         self.version += 1
         self.adapter = hashlib.sha256(f"{self.adapter}{names}".encode()).hexdigest()

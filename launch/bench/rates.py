@@ -177,9 +177,8 @@ class Runs:
         )
         judged = self._judge(prompts, drawn)
         right = judged.correct.astype(float)
-        advantages, stats = group_advantages(
-            right.tolist(), kind=self.config.learner.variant.advantage
-        )
+        kind = self.config.learner.variant.advantage
+        advantages = [group_advantages(group, kind=kind) for group in right.tolist()]
         scored = zip(drawn, right.ravel(), np.concatenate(advantages), strict=True)
         rollouts = [
             Rollout(completion, NO_TEXT, {}, float(reward), float(advantage))
@@ -188,7 +187,7 @@ class Runs:
         return rollouts, {
             "accuracy": float(right.mean()),
             "well_formed": float(judged.well_formed.mean()),
-            "mixed": stats.mixed / len(prompts),
+            "mixed": float(np.mean([group.any() for group in advantages])),
         }
 
 

@@ -6,7 +6,6 @@ Rollouts without a reward are ignored: their advantage is 0, and they do not cha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,28 +15,8 @@ from configs.learner import Advantage
 EPSILON = 1e-6
 
 
-@dataclass(frozen=True)
-class GroupStats:
-    """Counts of groups by kind.
-
-    Attributes:
-        mixed: groups with different rewards, the only ones with a policy gradient.
-        all_equal: groups of two or more equal rewards, or rewards so close that their advantages
-            are 0 in float32.
-        short: groups with fewer than two rewards.
-        overflow: groups whose advantages overflow because of too large rewards; they become 0.
-    """
-
-    mixed: int
-    all_equal: int
-    short: int
-    overflow: int = 0
-
-
-def group_advantages(
-    rewards: Sequence[Sequence[float | None]], *, kind: Advantage
-) -> tuple[list[np.ndarray], GroupStats]:
-    """Advantages of rollouts in groups.
+def group_advantages(rewards: Sequence[float | None], *, kind: Advantage) -> np.ndarray:
+    """Advantages of the rollouts of a group: float32 `group`.
 
     With mean m and sample standard deviation s (n - 1 in the denominator) over a group's rewards:
 
@@ -45,43 +24,17 @@ def group_advantages(
         dr_grpo:   r - m                    arXiv:2503.20783, 3.2
         rloo:     (r - m) n / (n - 1)       r minus the mean of the others; arXiv:2402.14740, 2.2
 
-    They are 0 where the reward is None and in groups that are not mixed.
-
-    Args:
-        rewards: finite rewards of each group; None for a rollout without a reward.
-        kind: the formula.
-
-    Returns:
-        float32 `group` for each group, and the counts of groups.
+    They are 0 where the reward is None, and everywhere if fewer than two rewards differ. Rewards
+    near the limits of float64 have advantages that are not finite.
     """
-    advantages = []
-    counts = dict.fromkeys(("mixed", "all_equal", "short", "overflow"), 0)
-    for group in rewards:
-        values = np.array([np.nan if reward is None else reward for reward in group], np.float64)
-        advantage, valid = np.zeros(len(group), np.float32), ~np.isnan(values)
-        scores = values[valid]
-        if len(scores) < 2:
-            counts["short"] += 1
-        else:
-            try:
-                advantage[valid] = found = _of_group(scores, kind)
-                counts["mixed" if found.any() else "all_equal"] += 1
-            except FloatingPointError:
-                counts["overflow"] += 1
-        advantages.append(advantage)
-    return advantages, GroupStats(**counts)
-
-
-def _of_group(scores: np.ndarray, kind: Advantage) -> np.ndarray:
-    """Advantages of two or more rewards, float32 `group`.
-
-    Raises:
-        FloatingPointError: if one of them, or what they are computed from, is not finite.
-    """
-    if scores.min() == scores.max():  # their mean may differ from them in its last bit
-        return np.zeros(len(scores), np.float32)
-    with np.errstate(over="raise", invalid="raise"):
-        return _ADVANTAGES[kind](scores).astype(np.float32)
+    values = np.array([np.nan if reward is None else reward for reward in rewards], np.float64)
+    advantages, valid = np.zeros(len(rewards), np.float32), ~np.isnan(values)
+    scores = values[valid]
+    # The mean of equal rewards may differ from them in its last bit.
+    if len(scores) > 1 and scores.min() < scores.max():
+        with np.errstate(over="ignore", invalid="ignore"):
+            advantages[valid] = _ADVANTAGES[kind](scores)
+    return advantages
 
 
 def _grpo(scores: np.ndarray) -> np.ndarray:

@@ -17,9 +17,12 @@ from pipeline.types import Rollout
 Group = Sequence[Rollout]
 
 
-def round_size(missing: int, *, left: int, share: float) -> int:
-    """Prompts of a round so that about `missing` of them have signal, at most `left`."""
-    return min(left, math.ceil(missing / share))
+def round_size(missing: int, *, left: int, signal: int, groups: int) -> int:
+    """Prompts of a round so that about `missing` of them have signal, at most `left`.
+
+    As `signal` of the `groups` so far have; the estimate of their share is above 0 and below 1.
+    """
+    return min(left, math.ceil(missing / ((signal + 0.5) / (groups + 1))))
 
 
 def has_signal(group: Group) -> bool:

@@ -9,7 +9,6 @@
         group_std                       mean over groups of the standard deviation
         corr_length, corr_correct       as above
         none_share, error_share         returned None, failed; error_share/CAUSE by cause
-        variance_share                  `part_statistics.Groups.variance_shares`
     groups/mixed, all_equal             groups whose advantages differ from 0; with equal rewards
     groups/short                        with fewer than two rewards
     groups/all_right, all_wrong         groups in which each rollout is right; is wrong
@@ -40,14 +39,12 @@ are causes that do not occur: an error is not a zero. A mixture adds `reward/SOU
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from configs.schema import Config
-from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.part_statistics import Groups, correlation, repetition
 from pipeline.types import Rollout
 from rewards.answers import is_correct
@@ -57,23 +54,15 @@ from rewards.format import is_well_formed
 _LENGTH_PERCENTILES = (5, 50, 95)
 
 
-def step_metrics(
-    rollouts: Sequence[Rollout], stats: GroupStats, config: Config
-) -> dict[str, float]:
-    """Metrics of rewards, groups and lengths, all of them finite numbers.
+def step_metrics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]:
+    """Metrics of rewards, groups and lengths.
 
     Args:
         rollouts: of the step, group by group. Without rollouts there are only the group counts.
-        stats: group counts.
         config: weights of the parts, and how answers are extracted.
     """
-    groups = {
-        "groups/mixed": float(stats.mixed),
-        "groups/all_equal": float(stats.all_equal),
-        "groups/short": float(stats.short),
-    }
     if not rollouts:
-        return groups
+        return dict.fromkeys(("groups/mixed", "groups/all_equal", "groups/short"), 0.0)
     metrics = _reward_metrics(rollouts, "reward") | _statistics(rollouts, config)
     for source in sorted({rollout.source for rollout in rollouts if rollout.source is not None}):
         own = [rollout for rollout in rollouts if rollout.source == source]
@@ -82,11 +71,9 @@ def step_metrics(
             f"rollout/{source}/count": float(len(own)),
             f"rollout/{source}/tokens_mean": _mean([len(r.completion.tokens) for r in own]),
         }
-    metrics |= groups | _advantages(rollouts) | _completions(rollouts, config)
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+    return metrics | _completions(rollouts, config)
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def _reward_metrics(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
     """Share of excluded rollouts, mean and deviation of the sum, means of parts."""
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
@@ -100,7 +87,6 @@ def _reward_metrics(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float
     return metrics
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]:
     """Named numbers, causes of exclusion, and statistics of the sum and its parts."""
     groups = Groups([rollout.completion.name.group for rollout in rollouts])
@@ -118,6 +104,7 @@ def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]
         **_shares("reward/excluded", [rollout.excluded for rollout in rollouts]),
         **_named_means(rollouts),
     }
+    found |= _signal(rollouts, groups)
     found |= _answers(correct, lengths, groups) | _watched(rollouts, correct, lengths, groups)
     spreads = groups.spread(values)
     for number, part in enumerate(parts):
@@ -125,8 +112,26 @@ def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]
         found[f"{prefix}/group_std"] = spreads[number]
         found |= {f"{prefix}/{key}": correlation(own, other) for key, other in yardsticks.items()}
         found |= _missing(rollouts, part)
-    found |= _variance_shares(values, parts, reward, groups, config.reward_weights)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _signal(rollouts: Sequence[Rollout], groups: Groups) -> dict[str, float]:
+    """Counts of the groups with and without signal, and the spread of the advantages."""
+    values = np.array([one.advantage for one in rollouts])
+    rewarded = np.array([one.reward is not None for one in rollouts])
+    differs, rewards = groups.sums(np.array([values != 0, rewarded]))
+    mixed, short = differs > 0, rewards < 2
+    found = {
+        "groups/mixed": float(mixed.sum()),
+        "groups/all_equal": float((~mixed & ~short).sum()),
+        "groups/short": float(short.sum()),
+    }
+    if rewarded.any():
+        found |= {
+            "advantage/std": float(values[rewarded].std()),
+            "advantage/max": float(values[rewarded].max()),
+        }
+    return found
 
 
 def _answers(correct: np.ndarray, lengths: np.ndarray, groups: Groups) -> dict[str, float]:
@@ -164,15 +169,6 @@ def _watched(
     for name, (sums, counts) in totals.items():
         found[f"rollout/{name}"], found[f"rollout/{name}_half_width"] = groups.ratio(sums, counts)
     return found
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def _advantages(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Spread of the advantages of the rollouts with a reward."""
-    values = np.array([one.advantage for one in rollouts if one.reward is not None], float)
-    if not len(values):
-        return {}
-    return {"advantage/std": float(values.std()), "advantage/max": float(values.max())}
 
 
 def _completions(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]:
@@ -239,30 +235,6 @@ def _missing(rollouts: Sequence[Rollout], name: str) -> dict[str, float]:
         f"{prefix}/none_share": _mean(none),
         f"{prefix}/error_share": _mean([cause is not None for cause in causes]),
         **_shares(f"{prefix}/error_share", causes),
-    }
-
-
-def _variance_shares(
-    values: np.ndarray,
-    parts: Sequence[str],
-    reward: np.ndarray,
-    groups: Groups,
-    weights: Mapping[str, float],
-) -> dict[str, float]:
-    """See `Groups.variance_shares`; of the weighted parts, over rollouts with a reward."""
-    known = ~np.isnan(values).all(axis=1)
-    rows = [number for number, part in enumerate(parts) if weights[part] and known[number]]
-    if len(rows) < 2:
-        return {}
-    factors = np.array([[weights[parts[row]]] for row in rows])
-    terms = np.where(np.isnan(values[rows]), 0.0, values[rows]) * factors
-    terms[:, np.isnan(reward)] = np.nan
-    shares = groups.variance_shares(terms)
-    if shares is None:
-        return {}
-    return {
-        f"reward_parts/{parts[row]}/variance_share": float(share)
-        for row, share in zip(rows, shares, strict=True)
     }
 
 

@@ -41,19 +41,6 @@ class Groups:
             for own, count in zip(stds, counts, strict=True)
         ]
 
-    def variance_shares(self, terms: np.ndarray) -> np.ndarray | None:
-        """Share of each part in the variance of all parts within groups: float64 `parts`.
-
-        Counts only groups in which at least two parts differ: where one differs alone, it
-        leaves no other without influence. None: there is no such group.
-
-        Args:
-            terms: weighted values of the rollouts that have a reward.
-        """
-        squares = self.sums(np.nan_to_num(self.centered(terms)) ** 2)
-        contested = squares[:, (squares > 0).sum(axis=0) >= 2].sum(axis=1)
-        return contested / contested.sum() if contested.sum() > 0 else None
-
     def ratio(self, sums: np.ndarray, counts: np.ndarray) -> tuple[float | None, float | None]:
         """A mean, sum of `sums` / sum of `counts`, and half the width of its 95% interval.
 

@@ -32,9 +32,9 @@ from contextlib import asynccontextmanager
 from itertools import groupby
 
 from pipeline.clock import PhaseClock
-from pipeline.data.order import consecutive_prompts, evenly_spaced, prompts_for_step
+from pipeline.data.order import consecutive_prompts, prompts_for_step
 from pipeline.data.packing import sequences_for_step
-from pipeline.progress import SamplingState, SignalShare
+from pipeline.progress import SamplingState
 from pipeline.rollout import dynamic_sampling
 from pipeline.rollout.dispatch import counting
 from pipeline.rollout.partial import continuations, split_partial
@@ -63,9 +63,7 @@ class RolloutProducer:
     async def take(self, step: TrainStep, state: SamplingState) -> TrainingStep:
         """The data of a step, with the newest version loaded into the samplers.
 
-        Args:
-            step: to train.
-            state: of the sampling before this step.
+        `state` is that of the sampling before the step.
 
         Raises:
             Interrupted: if the run is stopped.
@@ -93,10 +91,6 @@ class RolloutProducer:
         """Samples a step ahead while the body runs; returns when both have ended.
 
         If the stop signal or the deadline ends the sampling, `take` raises the error.
-
-        Args:
-            step: to sample; None: none.
-            state: of the sampling before that step.
         """
         if step is None:
             yield
@@ -133,20 +127,16 @@ class RolloutProducer:
         settings = self._run.config.rollout
         if settings.dynamic_sampling == "off":
             only = await self._round(self._prompts_of(step), step, state, phases)
-            return RolloutStep(step.number, state, (only,), only.rollouts, 0, 0, state.signal)
-        rounds: list[SamplingRound] = []
-        signal, size = state.signal.faded(), settings.prompts_per_step
+            return RolloutStep(step.number, state, (only,), only.rollouts)
+        rounds, groups = list[SamplingRound](), list[dynamic_sampling.Group]()
+        size = settings.prompts_per_step
         while size:
-            sampled = sum(part.prompts for part in rounds)
-            prompts = self._next_prompts(state.prompts_sampled + sampled, size)
+            prompts = self._next_prompts(state.prompts_sampled + len(groups), size)
             part = await self._round(prompts, step, state, phases)
             rounds.append(part)
-            signal = signal.counted(part.stats.mixed, part.prompts)
-            size = self._further_round(step.number, rounds, signal)
-        rollouts = [rollout for part in rounds for rollout in part.rollouts]
-        groups = [
-            list(own) for _, own in groupby(rollouts, key=lambda one: one.completion.name.group)
-        ]
+            named = groupby(part.rollouts, key=lambda one: one.completion.name.group)
+            groups += [list(members) for _, members in named]
+            size = self._further_round(step.number, groups)
         wanted, own = settings.prompts_per_step, sum(map(dynamic_sampling.has_signal, groups))
         kept, surplus = dynamic_sampling.choose(groups, wanted=wanted), max(0, own - wanted)
         return RolloutStep(
@@ -156,19 +146,17 @@ class RolloutProducer:
             [rollout for group in kept for rollout in group],
             replaced=len(groups) - len(kept) - surplus,
             surplus=surplus,
-            signal=signal,
         )
 
     def _prompts_of(self, step: TrainStep) -> tuple[Prompt, ...]:
         config = self._run.config
-        prompts = prompts_for_step(
+        return prompts_for_step(
             self._run.data.train.prompts,
             seed=config.run.seed,
             step=step.number - config.sft_steps,
             prompts_per_step=config.rollout.prompts_per_step,
             weights=self._run.data.weights,
         )
-        return evenly_spaced(prompts, step.prompts)
 
     def _next_prompts(self, sampled: int, size: int) -> tuple[Prompt, ...]:
         assert self._run.config.rollout.max_prompts_per_step is not None
@@ -221,24 +209,21 @@ class RolloutProducer:
             early.cancel()
         for notice in notices:
             self._run.records.say(f"{notice} (all output is in rewards.log)")
-        rollouts, stats = score_rollouts(
-            completions, inputs, outcomes, config=config, step=step.number
-        )
+        rollouts = score_rollouts(completions, inputs, outcomes, config=config, step=step.number)
         seconds = self._run.clock.now() - began_s
-        return SamplingRound(rollouts, stats, split, work, len(prompts), seconds)
+        return SamplingRound(rollouts, split, work, len(prompts), seconds)
 
     def _inputs_of(self, completions: Sequence[Completion]) -> list[RewardInput]:
         return reward_inputs(completions, self._prompts, maker=self._run.maker, tags=self._tags)
 
-    def _further_round(
-        self, step: int, rounds: Sequence[SamplingRound], signal: SignalShare
-    ) -> int:
+    def _further_round(self, step: int, groups: Sequence[dynamic_sampling.Group]) -> int:
         """Prompts of a further round; 0: none."""
         settings = self._run.config.rollout
         assert settings.max_prompts_per_step is not None
-        missing = settings.prompts_per_step - sum(part.stats.mixed for part in rounds)
-        left = settings.max_prompts_per_step - sum(part.prompts for part in rounds)
+        signal = sum(map(dynamic_sampling.has_signal, groups))
+        missing = settings.prompts_per_step - signal
+        left = settings.max_prompts_per_step - len(groups)
         has_time = self._run.deadline.allows_step(step, self._run.now_s)
         if missing <= 0 or left <= 0 or not has_time:
             return 0
-        return dynamic_sampling.round_size(missing, left=left, share=signal.share)
+        return dynamic_sampling.round_size(missing, left=left, signal=signal, groups=len(groups))

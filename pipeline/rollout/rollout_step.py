@@ -9,11 +9,10 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.data.packed_batch import PackedRow
-from pipeline.progress import Progress, SamplingState, SignalShare
-from pipeline.rollout.advantages import GroupStats
+from pipeline.progress import Progress, SamplingState
 from pipeline.rollout.metrics import step_metrics
 from pipeline.rollout.partial import PartialSplit
-from pipeline.rollout.scoring import failed_parts, reward_errors, stopping_error
+from pipeline.rollout.scoring import reward_errors
 from pipeline.types import DecodeWork, Rollout
 from rewards.base import RewardError
 
@@ -23,7 +22,6 @@ class SamplingRound:
     """Rollouts that were sampled together: whole groups, in the order of their prompts."""
 
     rollouts: list[Rollout]
-    stats: GroupStats
     split: PartialSplit
     work: DecodeWork
     prompts: int
@@ -42,16 +40,14 @@ class RolloutStep:
             prompts.
         replaced: groups without signal that others replace.
         surplus: groups with signal that are not needed.
-        signal: share of groups with signal, this step's rounds included.
     """
 
     number: int
     state: SamplingState
     rounds: tuple[SamplingRound, ...]
     rollouts: list[Rollout]
-    replaced: int
-    surplus: int
-    signal: SignalShare
+    replaced: int = 0
+    surplus: int = 0
 
     learner_prefix = "learner"
 
@@ -66,53 +62,28 @@ class RolloutStep:
         return [rollout for part in self.rounds for rollout in part.rollouts]
 
     @property
-    def overflow(self) -> str:
-        """Says how many groups have advantages that overflow; "" if none has."""
-        groups = sum(part.stats.overflow for part in self.rounds)
-        text = f"rewards are so large that the advantages of {groups} groups overflow"
-        return text if groups else ""
-
-    @property
     def split(self) -> PartialSplit:
         """The cut-off of the first round; further rounds have none."""
         return self.rounds[0].split
-
-    @property
-    def tokens(self) -> int:
-        """Tokens sampled in this step."""
-        return sum(part.split.tokens for part in self.rounds)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of sampling and rewards."""
-        return sum(part.seconds for part in self.rounds)
 
     @property
     def errors(self) -> dict[str, list[RewardError]]:
         """Errors of reward functions; see `scoring.reward_errors`."""
         return reward_errors(self.all_rollouts)
 
-    def stop_reason(self, config: Config, *, alarm: str | None) -> str | None:
-        """Why the run stops before the update, by an error or an alarm; None: it goes on."""
-        error = stopping_error(self.all_rollouts, config.rewards)
-        if error is not None:
-            return f"step {self.number + 1}: {error}"
-        failed = "" if alarm is None else failed_parts(self.all_rollouts, config)
-        return f"{alarm}: {failed}" if failed else alarm
-
     @property
     def next_state(self) -> SamplingState:
         """The sampling state after the step."""
         prompts = self.state.prompts_sampled + sum(part.prompts for part in self.rounds)
-        return SamplingState(self.split.partial, prompts, self.signal)
+        return SamplingState(self.split.partial, prompts)
 
     def counted(self, progress: Progress) -> Progress:
         """Adds the step to the counters."""
-        rollouts = self.all_rollouts
+        rollouts, tokens = self.all_rollouts, sum(part.split.tokens for part in self.rounds)
         return replace(
             progress,
             samples=progress.samples + len(rollouts),
-            tokens_generated=progress.tokens_generated + self.tokens,
+            tokens_generated=progress.tokens_generated + tokens,
             reward_errors=progress.reward_errors + sum(map(len, self.errors.values())),
             truncated=progress.truncated + self.split.truncated,
             continued=progress.continued + self.split.continued,
@@ -123,17 +94,17 @@ class RolloutStep:
 
     def metrics(self, config: Config) -> dict[str, float]:
         """Metrics of all sampled rollouts."""
-        work, counts = DecodeWork(), [vars(part.stats) for part in self.rounds]
+        work = DecodeWork()
         for part in self.rounds:
             work.add(part.work)
-        stats = GroupStats(**{name: sum(count[name] for count in counts) for name in counts[0]})
-        metrics = step_metrics(self.all_rollouts, stats, config) | work.metrics
+        metrics = step_metrics(self.all_rollouts, config) | work.metrics
         if config.rollout.partial != "off":
             metrics |= self.split.metrics
         if config.rollout.dynamic_sampling != "off":
             metrics |= self._dynamic_metrics()
         if config.rollout.ahead != "off":
-            metrics |= self._staleness() | {"time/ahead_s": self.seconds}
+            metrics |= self._staleness()
+            metrics["time/ahead_s"] = sum(part.seconds for part in self.rounds)
         return metrics
 
     def _dynamic_metrics(self) -> dict[str, float]:
@@ -149,7 +120,6 @@ class RolloutStep:
             "rollout/groups_replaced": float(self.replaced),
             "rollout/groups_surplus": float(self.surplus),
             "rollout/tokens_wasted": float(sum(unused)),
-            "rollout/signal_share": self.signal.share,
         }
 
     def _staleness(self) -> dict[str, float]:
@@ -178,7 +148,6 @@ class DemonstrationStep:
     sequences: Sequence[PackedRow]
     state: SamplingState
 
-    overflow = ""
     learner_prefix = "sft"
 
     @property

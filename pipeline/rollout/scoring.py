@@ -12,9 +12,9 @@ from configs.schema import Config, Rewards
 from configs.task import OVERLONG
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.protocols import Scorer
-from pipeline.rollout.advantages import GroupStats, group_advantages
+from pipeline.rollout.advantages import group_advantages
 from pipeline.types import Completion, Prompt, Rollout
-from rewards.base import NAME_SEPARATOR, Outcome, RewardError, RewardInput, Tags, printable
+from rewards.base import NAME_SEPARATOR, Outcome, RewardError, RewardInput, Tags
 from rewards.length import overlong_punishment
 from rewards.weighting import combine, shuffle_rewards
 
@@ -109,16 +109,6 @@ def stopping_error(rollouts: Sequence[Rollout], rewards: Rewards) -> str | None:
     return None
 
 
-def failed_parts(rollouts: Sequence[Rollout], config: Config) -> str:
-    """The weighted parts that failed, how often, and with which error first; "" if none did."""
-    weights = {SUM: 1.0} | config.reward_weights
-    return "; ".join(
-        f"{name!r} failed {len(errors)} times, first: {errors[0].message}"
-        for name, errors in reward_errors(rollouts).items()
-        if weights[name]
-    )
-
-
 def score_rollouts(
     completions: Sequence[Completion],
     inputs: Sequence[RewardInput],
@@ -126,8 +116,8 @@ def score_rollouts(
     *,
     config: Config,
     step: int,
-) -> tuple[list[Rollout], GroupStats]:
-    """Rollouts with rewards and advantages, and group statistics.
+) -> list[Rollout]:
+    """Rollouts with rewards and advantages.
 
     A rollout whose weighted sum is not finite has no reward: an error of `SUM`.
 
@@ -151,14 +141,14 @@ def score_rollouts(
         rewards = shuffle_rewards(rewards, seed=config.run.seed, step=step)
     left = iter(rewards)
     grouped = [[next(left) for _ in group] for group in groups]
-    advantages, stats = group_advantages(grouped, kind=config.learner.variant.advantage)
-    rollouts = [
+    kind = config.learner.variant.advantage
+    advantages = [group_advantages(group, kind=kind) for group in grouped]
+    return [
         replace(rollout, reward=reward, advantage=float(advantage))
         for rollout, reward, advantage in zip(
             chain(*groups), rewards, chain(*advantages), strict=True
         )
     ]
-    return rollouts, stats
 
 
 @dataclass(frozen=True)
@@ -205,7 +195,7 @@ def score_parts(outcomes: Mapping[str, Outcome], *, num_tokens: int, config: Con
         excluded = causes[0] if causes else NOT_APPLICABLE
     elif not math.isfinite(reward):
         reward, excluded = None, "not_finite"
-        errors[SUM] = RewardError("not_finite", _overflow(parts, weights))
+        errors[SUM] = RewardError("not_finite", "is not a finite number")
     values: dict[str, float | None] = {}
     for name, part in parts.items():
         values[name] = part.value
@@ -222,12 +212,3 @@ def _exclude_group(group: list[Rollout], rewards: Rewards) -> list[Rollout]:
         replace(rollout, reward=None, excluded=rollout.excluded or OTHERS_FAILED)
         for rollout in group
     ]
-
-
-def _overflow(parts: Mapping[str, Outcome], weights: Mapping[str, float]) -> str:
-    terms = (
-        f"{weights[name]:g} x {part.value:g} ({name})"
-        for name, part in parts.items()
-        if weights[name] and part.value is not None
-    )
-    return printable(f"is not a finite number: {' + '.join(terms)}")

@@ -51,6 +51,9 @@ class TrainingStopped(Exception):  # noqa: N818  # a problem of the run, named i
 class Workers:
     """Samplers, learner and reward workers of a run.
 
+    What can be abandoned raises `Interrupted` when the run is stopped, and `OutOfTime` at its
+    deadline, which is in seconds on the run's clock.
+
     Args:
         samplers: at least one.
         learner: of the run.
@@ -95,14 +98,7 @@ class Workers:
         Raises:
             MismatchError: if they are not the same policy.
         """
-        work = mismatch.check_probe(
-            self._samplers,
-            self.learner,
-            prompts,
-            bound=self._config.mismatch_bounds.probe,
-            temperature=self._config.rollout.temperature,
-            max_new_tokens=self._config.rollout.max_new_tokens,
-        )
+        work = mismatch.check_probe(self._samplers, self.learner, prompts, config=self._config)
         return await self._within(None, work, aborts=self._samplers)
 
     async def publish(self, which: AdapterRef = "current") -> Published:
@@ -124,19 +120,7 @@ class Workers:
         deadline: float | None = None,
         report: Report | None = None,
     ) -> tuple[list[Completion], DecodeWork]:
-        """One completion per request, in their order, under the published adapter.
-
-        Args:
-            requests: of one phase.
-            temperature: 0 is greedy.
-            cut_off: see `dispatch.generate`.
-            deadline: when the work is abandoned, on the run's clock.
-            report: receives rollouts soon after they end.
-
-        Raises:
-            Interrupted: if the run is stopped.
-            OutOfTime: at the deadline.
-        """
+        """See `dispatch.generate`; under the published adapter."""
         work = dispatch.generate(
             self._samplers, requests, temperature=temperature, cut_off=cut_off, report=report
         )
@@ -154,34 +138,17 @@ class Workers:
         deadline: float | None = None,
         early: EarlyScoring | None = None,
     ) -> list[dict[str, Outcome]]:
-        """The outcome of each reward function for each input.
-
-        Args:
-            inputs: finished completions.
-            deadline: when the work is abandoned, on the run's clock.
-            early: has the scores of some of them.
-
-        Raises:
-            Interrupted: if the run is stopped.
-            OutOfTime: at the deadline.
-        """
+        """The outcome of each reward function for each input; `early` has those of some."""
         work = self.scorer.score(inputs) if early is None else early.outcomes(inputs)
         return await self._within(deadline, work)
 
     # --- learner
 
     async def update(self, data: TrainingStep, step: TrainStep) -> dict[str, float]:
-        """Updates the policy; returns the metrics of the update.
-
-        It counts as skipped if nothing was trained because rewards overflowed.
-        """
+        """Updates the policy; returns the metrics of the update."""
         if isinstance(data, RolloutStep):
-            metrics = await self.learner.update(data.rollouts, rate=step.rate)
-        else:
-            metrics = await self.learner.sft_update(data.sequences)
-        if data.overflow and not metrics["tokens_trained"]:
-            metrics["skipped_updates"] = 1.0
-        return metrics
+            return await self.learner.update(data.rollouts, rate=step.rate)
+        return await self.learner.sft_update(data.sequences)
 
     # --- use of time and memory
 
@@ -198,11 +165,7 @@ class Workers:
     # --- stop signal and time limit
 
     def raise_if_stopped(self) -> None:
-        """Ends the run between two pieces of work.
-
-        Raises:
-            Interrupted: if the run is stopped.
-        """
+        """Ends the run between two pieces of work, if it is stopped."""
         if self._stop.is_set():
             raise Interrupted
 
@@ -213,12 +176,12 @@ class Workers:
         *,
         aborts: Sequence[Sampler] = (),
     ) -> T:
-        """The result of `work`, abandoned at the deadline or when the run is stopped.
+        """The result of `work`, which is abandoned, or not started, where it cannot go on.
 
         Args:
-            until_s: the deadline on the run's clock; None: there is none.
-            work: not started if the run is stopped or the deadline has passed.
-            aborts: samplers to abort; they get some time to stop.
+            until_s: the deadline; None: there is none.
+            work: to do.
+            aborts: samplers to abort; they get `STOPPING_S` to stop.
 
         Raises:
             Interrupted: if the run is stopped.

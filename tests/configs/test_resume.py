@@ -60,7 +60,7 @@ def test_tables_in_lists_are_compared_one_by_one_and_other_lists_as_a_whole(smal
     [
         "budget.steps=20",
         "budget.steps=none; .time=9h",
-        "budget.steps=none; .until=2030-01-01T10:00; rollout.min_prompts_per_step=1",
+        "budget.steps=none; .until=2030-01-01T10:00",
         "checkpoint.every_steps=3; .keep=9",
         "wandb.mode=offline; .project=other",
         "records.tokens=true",

@@ -15,7 +15,7 @@ from actors.groups import RunActors
 from configs.schema import Config
 from launch.preparation import Prepared, check_same_code
 from launch.resume import record_changes
-from launch.session import _coordinate, _deadline, _run_and_upload, _Session, _tracker
+from launch.session import _coordinate, _run_and_upload, _Session, _tracker
 from launch.source import code_version
 from launch.stop import Stop
 from pipeline.budget import Budget, used_s
@@ -166,9 +166,8 @@ def test_failing_rewards_exit_with_1_and_one_sentence(
     assert session.run() == 1
     told = (
         "alarm excluded: step 1: 100.0% of the rollouts have no reward, above "
-        "0.5 (alarms.excluded); the run stops with a checkpoint; reward/excluded/CAUSE has "
-        "the share of each cause, rewards.log has the errors: 'correct' failed 4 times, first: "
-        "returned nan"
+        "0.5; the run stops with a checkpoint (alarms.stop); reward/excluded/CAUSE has "
+        "the share of each cause, rewards.log has the errors"
     )
     shown = capsys.readouterr()
     assert shown.err == told + "\n"
@@ -272,16 +271,6 @@ def test_a_resumed_run_has_its_wandb_id_and_sends_its_earlier_metrics(
 # --- time
 
 
-def test_a_restart_takes_as_long_as_the_start_without_waits(tmp_path: Path, now: FakeClock):
-    clock = Clock(0.0, used_before_s=500.0, now=now)
-    now.seconds = 10.0
-    with clock.waiting():
-        now.seconds += 300.0
-    now.seconds += 60.0
-    prepared = Session(make_config(tmp_path), Disk()).prepared
-    assert _deadline(prepared, clock, Budget(3, None), load_s=1.0).restart_s == 70.0
-
-
 def test_promise_6_a_budget_below_the_measured_minimum_exits_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], now: FakeClock
 ):
@@ -290,7 +279,6 @@ def test_promise_6_a_budget_below_the_measured_minimum_exits_with_2(
     assert session.run() == 2
     told = capsys.readouterr().err
     assert told.startswith("budget: 16m40s leaves no time for a step between the evaluations and")
-    assert told.endswith("; the untrained policy is exported\n")
     (entry,) = session.events("refused")
     # Tests before: 600 s; a step of four: twice the time of their four answers; tests after: 600 s.
     assert entry["minimum_s"] > 600 + 600

@@ -33,30 +33,13 @@ def folder_of(config: Config, *, ended: str | None = "finished") -> RunFolder:
 
 
 TIMED: dict[str, Any] = {"budget": {"time": "1h", "steps": None}}
-
-
-@pytest.fixture
-def timed(tmp_path: Path) -> Config:
-    return make_config(tmp_path, **TIMED)
-
-
-def test_the_budget_is_the_configured_one_and_all_extensions(tmp_path: Path, timed: Config):
-    config = make_config(tmp_path / "steps", budget={"steps": 10})
-    folder = folder_of(config)
-    assert Budget.of(config, folder) == Budget(10, None)
-    for steps in (5, 7):
-        folder.journal("extended", steps=steps, time_s=None)
-    assert Budget.of(config, folder) == Budget(22, None)
-    folder = folder_of(timed)
-    folder.journal("extended", steps=None, time_s=1800)
-    assert Budget.of(timed, folder) == Budget(None, 5400)
+UNTIL: dict[str, Any] = {"budget": {"until": "2026-11-22T17:00Z", "steps": None}}
 
 
 @pytest.mark.parametrize(
     ("old", "more", "new", "expected"),
     [
         ({"time": "1h"}, {"steps": None, "time_s": 3600}, {"time": "3h"}, Budget(None, 10_800)),
-        ({"steps": 60}, {"steps": 20, "time_s": None}, {"steps": 100}, Budget(100, None)),
         ({"steps": 60}, {"steps": 20, "time_s": None}, {"time": "1h"}, Budget(None, 3600)),
         (
             {"until": "2026-11-22T17:00Z"},
@@ -77,8 +60,7 @@ def test_another_budget_replaces_the_old_one_and_its_extensions(
     after = make_config(tmp_path, budget={"steps": None, **new})
     folder = folder_of(before)
     folder.journal("extended", **more)
-    extended = Budget.of(before, folder)
-    assert extended == Budget.given(before.budget) + Budget(**more)
+    assert Budget.of(before, folder) == Budget.given(before.budget) + Budget(**more)
     assert not replaces_budget(before, folder)
     assert Budget.of(after, folder) == expected
     assert replaces_budget(after, folder)
@@ -92,20 +74,11 @@ def test_another_budget_replaces_the_old_one_and_its_extensions(
     assert Budget.of(after, folder) == expected + Budget(7, 8)
 
 
-def test_the_same_budget_in_another_notation_is_no_replacement(tmp_path: Path, timed: Config):
+def test_the_same_budget_in_another_notation_is_no_replacement(tmp_path: Path):
+    timed = make_config(tmp_path, **TIMED)
     folder = folder_of(timed)
     assert not replaces_budget(make_config(tmp_path, budget={"time": "60m", "steps": None}), folder)
     assert not replaces_budget(timed, RunFolder(tmp_path / "none"))
-
-
-def test_time_is_added_to_an_instant(tmp_path: Path):
-    config = make_config(tmp_path, budget={"until": "2026-11-22T17:00Z", "steps": None})
-    folder = folder_of(config)
-    folder.journal("extended", steps=None, time_s=60)
-    assert Budget.of(config, folder) == Budget(None, None, 1_795_366_860)
-    assert extension("1h", config, folder) == Budget(None, 3600)
-    with pytest.raises(ValueError, match=r"this run has budget\.until; .* duration"):
-        extension("50", config, folder)
 
 
 def test_deadline_of_each_kind_of_budget_on_the_runs_clock():
@@ -129,9 +102,16 @@ def test_shown_durations_are_parsed_back(seconds: int):
 
 
 def test_used_time_is_the_latest_record(tmp_path: Path):
-    folder = folder_of(make_config(tmp_path))
-    assert used_s(folder) == 0.0
-    folder.journal("started", elapsed_s=30.0)
+    config = make_config(tmp_path)
+    killed, folder = RunFolder.of(config), RunFolder.of(config)
+    with killed.held():
+        assert used_s(killed) == 0.0
+        killed.record_used_s(12.25)
+        killed.close()  # as after a kill before the start: the folder still has a lock file
+        folder.check(config)
+        with folder.held():
+            assert used_s(folder) == 12.25
+            folder.create(config)
     folder.journal("checkpoint", step=2, elapsed_s=80.0, seconds=1.0)
     assert used_s(folder) == 80.0
     # A step after the last checkpoint is trained again, but its time counts.
@@ -139,37 +119,27 @@ def test_used_time_is_the_latest_record(tmp_path: Path):
     assert used_s(folder) == 95.0
 
 
-def test_time_of_a_process_killed_before_its_start_counts(tmp_path: Path):
-    config = make_config(tmp_path)
-    killed, next_one = RunFolder.of(config), RunFolder.of(config)
-    with killed.held():
-        killed.record_used_s(9.5)
-        assert used_s(killed) == 9.5
-        killed.record_used_s(120.25)
-        killed.close()  # as after a kill: the folder still has a lock file
-        next_one.check(config)
-        with next_one.held():
-            assert used_s(next_one) == 120.25
-            next_one.create(config)
-    assert used_s(next_one) == 120.25
-
-
-def test_an_extension_is_of_the_budgets_kind(tmp_path: Path, timed: Config):
-    folder = folder_of(timed)
-    assert extension("90m", timed, folder) == Budget(None, 5400)
-    folder.journal("extended", steps=5, time_s=None)
-    assert Budget.of(timed, folder) == Budget(None, 3600)
-    config = make_config(tmp_path / "steps")
-    assert extension("50", config, folder_of(config)) == Budget(50, None)
+@pytest.mark.parametrize(
+    ("budget", "text", "added"),
+    [
+        ({"steps": 3}, "50", Budget(50, None)),
+        ({"time": "1h"}, "90m", Budget(None, 5400)),
+        ({"until": "2026-11-22T17:00Z"}, "1h", Budget(None, 3600)),
+    ],
+)
+def test_an_extension_is_of_the_budgets_kind(
+    tmp_path: Path, budget: dict[str, Any], text: str, added: Budget
+):
+    config = make_config(tmp_path, budget={"steps": None, **budget})
+    assert extension(text, config, folder_of(config)) == added
 
 
 @pytest.mark.parametrize(
     ("tables", "texts", "told"),
     [
-        ({}, ("1h", "0", "2.5", "\N{SUPERSCRIPT TWO}", ""), r"has budget\.steps; give a number of"),
-        ({}, ("-5", "-5m"), "a budget can only be extended, not"),
-        (TIMED, ("-5", "-5m"), "a budget can only be extended, not"),
-        (TIMED, ("50", "0h", "soon"), r"--extend: this run has budget\.time; .* duration"),
+        ({}, ("1h", "0", "-5", "2.5", ""), r"has budget\.steps; give a number of"),
+        (UNTIL, ("50",), r"this run has budget\.until; .* duration"),
+        (TIMED, ("50", "0h", "-5m", "soon"), r"--extend: this run has budget\.time; .* duration"),
         ({"learner": {"schedule": "cosine"}}, ("5",), "'cosine' ends with a learning rate of zero"),
     ],
 )

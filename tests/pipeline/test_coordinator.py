@@ -16,11 +16,8 @@ from pipeline.rollout.mismatch import MismatchError
 from pipeline.types import Completion, Published, RolloutRequest
 from tests.real_actor import VALIDATED, RealRun, real_config
 from tests.run_process import Script
-from tests.samples import FRESH, PROBE, changed, make_config
+from tests.samples import changed, make_config
 from tests.stub_workers import StubRun
-
-PROBE_EFFECT = abs(int(PROBE[:6], 16) - int(FRESH[:6], 16)) / 2**20 / 10
-"""What the random adapter changes of a log-prob of the stubs."""
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +74,9 @@ def test_promise_1_every_recorded_rollout_carries_version_and_hash(finished: Rea
     hashes = []
     for version in range(4):
         rows = finished.folder.read_rollouts(f"step_{version + 1:06d}") or []
-        assert len(rows) == 4
-        assert {tuple(row["versions"]) for row in rows} == {(version,)}
-        (sha,) = {row["adapter_sha256"] for row in rows}
-        hashes.append(sha)
+        ((label),) = {(*row["versions"], row["adapter_sha256"]) for row in rows}
+        assert label[0] == version
+        hashes.append(label[1])
     trained = [row["learner/tokens_trained"] > 0 for row in finished.folder.metrics]
     assert [one != other for one, other in pairwise(hashes)] == trained[:3]
 
@@ -90,16 +86,6 @@ def test_promise_1_sampler_and_learner_agree_under_a_random_adapter(finished: Re
     assert 0 < entry["largest"] < entry["bound"] / 10
     # It is discarded: the first version that is sampled from is the initial one.
     assert finished.script.calls.index("load 0") < finished.script.calls.index("generate:test 0")
-
-
-def test_promise_1_a_probe_difference_above_the_bound_stops_the_run(tmp_path: Path):
-    run = StubRun(make_config(tmp_path))
-    run.worker.score_error = 0.2 * PROBE_EFFECT
-    message = r"of what the adapter changes, allowed 0\.001 \(mismatch\.probe;"
-    with pytest.raises(MismatchError, match=message):
-        run.run()
-    assert not any("train" in call or "test" in call for call in run.script.calls)
-    assert (run.folder.summary, run.worker.disk) == (None, {})
 
 
 def test_promise_1_a_sampler_that_keeps_an_old_adapter_is_caught_at_the_sync(
@@ -118,17 +104,14 @@ def test_promise_1_a_sampler_that_keeps_an_old_adapter_is_caught_at_the_sync(
     assert (run.version, run.folder.metrics) == (1, [])
 
 
-@pytest.mark.parametrize("wrong", [{"version": 7}, {"adapter_sha256": "f" * 64}])
-def test_promise_1_a_completion_with_a_wrong_label_is_caught(
-    tmp_path: Path, actor: ColocatedActor, wrong: dict[str, Any]
-):
+def test_promise_1_a_completion_with_a_wrong_label_is_caught(tmp_path: Path, actor: ColocatedActor):
     run = RealRun(real_config(tmp_path), actor)
     generate = run.worker.generate
 
     async def mislabelled(requests: Sequence[RolloutRequest], **how: Any) -> list[Completion]:
         drawn = await generate(requests, **how)
         is_second = requests[0].name.phase == "train" and requests[0].name.step == 1
-        return [changed(one, **wrong) if is_second and one.name.sample else one for one in drawn]
+        return [changed(one, version=7) if is_second and one.name.sample else one for one in drawn]
 
     run.worker.generate = mislabelled  # type: ignore[method-assign]
     with pytest.raises(MismatchError, match=r"step=1.*sample=1.* was sampled by version .* publi"):
@@ -160,24 +143,13 @@ def test_temperatures_are_those_of_rollout_and_eval(tmp_path: Path, actor: Coloc
 
 
 def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
-    script = Script(durations={"sampler0.generate:train": 2.0, "learner.update": 3.0})
-    run = StubRun(make_config(tmp_path), script=script)
+    run = StubRun(make_config(tmp_path), script=Script(durations={"learner.update": 3.0}))
     run.run()
     summary = dict(run.summary)
     rows = [row for step in (1, 2, 3) for row in run.folder.read_rollouts(f"step_{step:06d}") or ()]
-    evaluation, time = summary.pop("eval"), summary.pop("time")
-    tokens = sum(row["num_tokens"] for row in rows)
-    assert time["seconds"] == {"sample": 6.0, "learn": 9.0}
-    assert (time["total_s"], time["first_step_s"]) == (15.0, 5.0)
-    # Two chips; half of an update is padding.
-    assert (time["devices"]["update"], time["devices"]["padding"]) == (2.25, 2.25)
-    assert time["devices"]["decode"] + time["devices"]["empty slots"] == 3.0
-    goodput = summary.pop("goodput")
-    assert (goodput["scheduling"], goodput["runtime"]) == (1.0, 1.0)
-    assert goodput["program"] == (time["devices"]["decode"] + 2.25) / 15
-    assert summary.pop("speed")["update_tokens_per_s"] == tokens / 9.0
-    assert summary.pop("cost") == {}
-    assert summary == {
+    evaluation, tokens = summary.pop("eval"), sum(row["num_tokens"] for row in rows)
+    assert {"time", "goodput", "speed", "cost"} <= summary.keys()  # see the tests of goodput
+    assert {key: summary[key] for key in summary.keys() - {"time", "goodput", "speed", "cost"}} == {
         "ended": "finished",
         "steps": 3,
         "samples": 12,
@@ -185,7 +157,7 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
         "tokens_trained": tokens,
         "tokens_padded": tokens,
         "rollouts": {"truncated": 0, "continued": 0, "dropped": 0, "unused": 0},
-        "wall_s": 15.0,
+        "wall_s": 9.0,
         "deadline_s": None,
         "adapter_sha256": run.worker.adapter,
         "resumed_from": None,
@@ -202,18 +174,8 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
     assert {**run.tracker.summary, "eval": None} == {**run.summary, "eval": None}
 
 
-def test_truncated_sampling_distributions_are_reported_at_the_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    rollout = {"top_k": 40, "min_p": 0.05}
-    run = StubRun(make_config(tmp_path, rollout=rollout, budget={"steps": 1}))
+def test_truncated_sampling_distributions_are_reported_at_the_start(tmp_path: Path):
+    run = StubRun(make_config(tmp_path, rollout={"top_k": 40, "min_p": 0.05}, budget={"steps": 1}))
     run.run()
-    cut = {"top_k": 40, "top_p": 1.0, "min_p": 0.05}
-    assert run.events("truncated_rollouts") == [{**cut, "importance_cap": 0.0}]
-    shown = capsys.readouterr().out.splitlines()
-    assert (
-        sum("truncated distribution (top_k 40, top_p 1, min_p 0.05)" in line for line in shown) == 1
-    )
-    other = StubRun(make_config(tmp_path / "other", budget={"steps": 1}))
-    other.run()
-    assert other.events("truncated_rollouts") == []
+    (entry,) = run.events("truncated_rollouts")
+    assert entry == {"top_k": 40, "top_p": 1.0, "min_p": 0.05, "importance_cap": 0.0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,13 @@ import pytest
 
 from actors.colocated_actor import ColocatedActor
 from configs.alarms import THRESHOLDS, Threshold
-from pipeline import checkpoint_writer
 from pipeline.progress import Progress
-from pipeline.rollout import workers
 from pipeline.rollout.workers import TrainingStopped
-from pipeline.types import Completion
 from rewards.base import Outcome, RewardInput
 from tests.real_actor import VALIDATED, RealRun, real_config
 from tests.run_process import left_behind
 
-QUIET: dict[str, Any] = {"entropy_falls": "off", "all_equal": "off"}
+QUIET: dict[str, Any] = {"off": ["all_equal"]}
 EVERY_THIRD: dict[str, Any] = {"checkpoint": {"every_steps": 3}, "budget": {"steps": 4}}
 
 
@@ -47,12 +43,10 @@ def saved(run: RealRun) -> int:
 @pytest.mark.parametrize(
     ("call", "steps"),
     [
-        ("generate:probe 0", 0),
         ("generate:test 0", 0),
         ("generate:train 1", 1),
         ("scorer.score", 0),
         ("update 1", 2),
-        ("keep_best 0", 0),
         ("save 3", 3),
     ],
 )
@@ -72,36 +66,6 @@ def test_a_signal_leaves_a_checkpoint_and_a_summary(
     assert [name for name in after if "generate" in name or "export" in name] == []
 
 
-def test_a_signal_during_the_export_comes_too_late(actor: ColocatedActor, tmp_path: Path):
-    run = process(actor, tmp_path, budget={"steps": 1})
-    run.script.on["export 1"] = run.script.stop.set
-    assert ended(run) == "finished"
-
-
-@pytest.mark.parametrize("dies", [True, False])
-def test_a_sampler_that_does_not_stop_or_dies_does_not_prevent_the_checkpoint(
-    actor: ColocatedActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
-):
-    monkeypatch.setattr(workers, "STOPPING_S", 0.0)
-    run = process(actor, tmp_path, **EVERY_THIRD)
-    generate = run.worker.generate
-
-    async def endless(*args: Any, **how: Any) -> list[Completion]:
-        drawn = await generate(*args, **how)
-        if run.script.stop.is_set():
-            await asyncio.Event().wait()
-        return drawn
-
-    async def abort() -> None:
-        if dies:
-            raise RuntimeError("an actor's process ended unexpectedly")
-
-    run.worker.generate, run.worker.abort = endless, abort  # type: ignore[method-assign]
-    run.script.on["generate:train 2"] = run.script.stop.set
-    assert ended(run) == "interrupted"
-    assert saved(run) == 2
-
-
 def test_evaluations_are_done_once_also_after_a_signal(actor: ColocatedActor, tmp_path: Path):
     first = process(actor, tmp_path, **VALIDATED, **EVERY_THIRD)
     first.script.on["generate:train 2"] = first.script.stop.set
@@ -116,22 +80,6 @@ def test_evaluations_are_done_once_also_after_a_signal(actor: ColocatedActor, tm
     assert evaluated[:-1] == [("test_before", 0), *steps]
 
 
-def test_at_a_stop_signal_a_checkpoint_that_takes_too_long_is_abandoned(
-    actor: ColocatedActor,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    monkeypatch.setattr(checkpoint_writer, "STOP_S", 0.0)
-    run = process(actor, tmp_path, checkpoint={"every_steps": 100})
-    run.script.on["update 3"] = run.script.stop.set
-    monkeypatch.setattr(run.worker, "save", lambda _: asyncio.Event().wait())
-    assert ended(run) == "interrupted"
-    assert run.events("checkpoint_abandoned") == [{"step": 4, "last": -1}]
-    told = "the checkpoint of step 4 is not complete after 0 s and is abandoned; there is none"
-    assert told in capsys.readouterr().out
-
-
 # --- alarms
 
 
@@ -142,9 +90,8 @@ def few_groups_may_be_equal() -> Iterator[None]:
         yield
 
 
-def alarmed(actor: ColocatedActor, folder: Path, action: str) -> RealRun:
+def alarmed(actor: ColocatedActor, folder: Path, **rules: list[str]) -> RealRun:
     """A run of 6 steps, some of which have as many groups with equal rewards as others."""
-    rules = {**QUIET, "all_equal": action}
     tables: dict[str, Any] = {"budget": {"steps": 6}, "checkpoint": {"every_steps": 100}}
     return process(actor, folder, alarms=rules, **tables)
 
@@ -157,7 +104,7 @@ def alarms(run: RealRun) -> list[int]:
 @pytest.fixture(scope="module")
 def logged(actor: ColocatedActor, tmp_path_factory: pytest.TempPathFactory) -> RealRun:
     """A finished run with alarms."""
-    run = alarmed(actor, tmp_path_factory.mktemp("log"), "log")
+    run = alarmed(actor, tmp_path_factory.mktemp("log"))
     assert ended(run) == "finished"
     return run
 
@@ -175,29 +122,19 @@ def test_an_alarm_is_journaled_and_sent_to_wandb(logged: RealRun):
     assert (shown["step"], shown["rule"]) == (expected[-1], "all_equal")
 
 
-def test_a_checkpoint_follows_the_step_of_the_alarm(
-    logged: RealRun, actor: ColocatedActor, tmp_path: Path
-):
-    run = alarmed(actor, tmp_path, "checkpoint")
-    assert ended(run) == "finished"
-    steps = dict.fromkeys([*alarms(logged), 6])
-    assert list(dict.fromkeys(entry["step"] for entry in run.events("checkpoint"))) == list(steps)
-    assert left_behind(run.folder) == left_behind(logged.folder)
-
-
 def test_a_stopped_run_keeps_the_step_before_the_alarm_and_goes_on_without_the_rule(
     logged: RealRun, actor: ColocatedActor, tmp_path: Path
 ):
     first = alarms(logged)[0]
     for _ in range(2):  # the same command stops again
-        run = alarmed(actor, tmp_path, "stop")
+        run = alarmed(actor, tmp_path, stop=["all_equal"])
         with pytest.raises(
             TrainingStopped, match=rf"^alarm all_equal: step {first}: .* the run stops"
         ):
             ended(run)
         assert saved(run) == run.version == first - 1
         assert run.tracker.alerts == [("ERROR", "alarm all_equal")]
-    free = alarmed(actor, tmp_path, "log")
+    free = alarmed(actor, tmp_path)
     assert ended(free) == "finished"
     assert left_behind(free.folder) == left_behind(logged.folder)
 
@@ -205,7 +142,7 @@ def test_a_stopped_run_keeps_the_step_before_the_alarm_and_goes_on_without_the_r
 def test_an_alarm_on_the_update_stops_after_the_step_and_the_same_command_goes_on(
     actor: ColocatedActor, tmp_path: Path
 ):
-    rule = {"disagreement": "stop", **QUIET}
+    rule = {"stop": ["disagreement"], **QUIET}
     for number in range(2):
         run = process(actor, tmp_path, alarms=rule, budget={"steps": 3})
         run.worker.metrics = {"mismatch_p999": 0.2}
@@ -270,12 +207,9 @@ def test_promise_5_above_the_share_the_run_stops_with_a_checkpoint(
     actor: ColocatedActor, tmp_path: Path
 ):
     tables: dict[str, Any] = {"budget": {"steps": 4}, "checkpoint": {"every_steps": 4}}
-    whole = process(actor, tmp_path / "whole", **tables)
-    assert ended(whole) == "finished"
     why = (
         r"^alarm excluded: step 3: 75\.0% of the rollouts have no reward, above "
-        r"0\.5 \(alarms\.excluded\); the run stops with a checkpoint; reward/excluded/.*: "
-        r"'odd' failed 3 times, first: raised KeyError: 'x'$"
+        r"0\.5; the run stops with a checkpoint \(alarms\.stop\); reward/excluded/"
     )
     for _ in range(2):  # the same command repeats the same step
         run = process(actor, tmp_path, **tables)
@@ -288,11 +222,10 @@ def test_promise_5_above_the_share_the_run_stops_with_a_checkpoint(
         assert [row["reward"] is None for row in rows] == [True, True, True, False]
         shown = run.folder.metrics[-1]
         assert (shown["step"], shown["reward/excluded_share"]) == (3, 0.75)
-    # With the fixed reward function the run equals one without errors.
     fixed = process(actor, tmp_path, **tables)
     assert fixed.progress.samples == 8
     assert ended(fixed) == "finished"
-    assert left_behind(fixed.folder) == left_behind(whole.folder)
+    assert (fixed.summary["samples"], fixed.summary["faults"]["reward_errors"]) == (16, 0)
 
 
 # --- updates whose loss or gradient is not finite
@@ -301,77 +234,41 @@ def test_promise_5_above_the_share_the_run_stops_with_a_checkpoint(
 def unstable(actor: ColocatedActor, folder: Path, versions: Sequence[int]) -> RealRun:
     """A process whose learner skips the updates of these versions."""
     run = process(actor, folder, budget={"steps": 8}, checkpoint={"every_steps": 4})
-    changing(run, alternating())  # every group has a signal
+    values = iter([1.0, 0.0] * 1000)
+    changing(run, lambda _: {"odd": Outcome(next(values))})  # every group has a signal
     run.worker.skips = versions
     return run
 
 
-def alternating() -> Callable[[Row], Row]:
-    values = iter([1.0, 0.0] * 1000)
-    return lambda _: {"odd": Outcome(next(values))}
-
-
-def test_promise_5_a_skipped_update_is_counted_and_its_batch_kept(
-    actor: ColocatedActor, tmp_path: Path
-):
-    run = unstable(actor, tmp_path / "whole", [1, 2, 4])
-    assert ended(run) == "finished"
-    events = run.events("update_skipped")
-    assert [(event["step"], event["batch"]) for event in events] == [
-        (step, f"rollouts/step_{step:06d}.jsonl") for step in (2, 3, 5)
-    ]
-    assert {event["why"] for event in events} == {
-        "its loss is nan and the norm of its gradient nan"
-    }
-    for step in range(1, 9):
-        rows = run.folder.read_rollouts(f"step_{step:06d}") or []
-        kept = step in (2, 3, 5)
-        assert [{"tokens", "logprobs"} <= row.keys() for row in rows] == [kept] * 4
-    metrics = run.folder.metrics
-    assert [row.get("learner/skipped_updates", 0.0) for row in metrics] == [0, 1, 1, 0, 1, 0, 0, 0]
-    assert ["learner/loss" in row for row in metrics][:3] == [True, False, False]
-    assert run.summary["faults"]["skipped_updates"] == 3
-    # A signal between skipped updates changes nothing.
-    first = unstable(actor, tmp_path, [1, 2, 4])
-    first.script.on["update 2"] = first.script.stop.set
-    assert ended(first) == "interrupted"
-    resumed = unstable(actor, tmp_path, [1, 2, 4])
-    assert resumed.progress.skipped_in_a_row == 2
-    assert ended(resumed) == "finished"
-    assert left_behind(resumed.folder) == left_behind(run.folder)
-
-
-def test_promise_5_three_skipped_updates_in_a_row_stop_the_run_at_the_last_good_state(
+def test_promise_5_skipped_updates_are_counted_and_three_in_a_row_stop_the_run(
     actor: ColocatedActor, tmp_path: Path
 ):
     run = unstable(actor, tmp_path, [0, 2, 3, 4])
-    why = "step 5: 3 updates in a row were skipped, this one because its loss is nan and the norm"
-    with pytest.raises(TrainingStopped, match=why):
+    why = "its loss is nan and the norm of its gradient nan"
+    with pytest.raises(TrainingStopped, match=f"step 5: 3 updates .* this one because {why}"):
         ended(run)
-    # The adapter of the last update that was applied, that of version 2.
-    rows = run.folder.read_rollouts("step_000004") or []
-    (adapter,) = {row["adapter_sha256"] for row in rows}
+    # The batches of the skipped updates are kept with what the learner was given.
+    events, skipped = run.events("update_skipped"), (1, 3, 4, 5)
+    assert [(event["step"], event["batch"], event["why"]) for event in events] == [
+        (step, f"rollouts/step_{step:06d}.jsonl", why) for step in skipped
+    ]
+    hashes = []
+    for step, metrics in enumerate(run.folder.metrics, start=1):
+        rows = run.folder.read_rollouts(f"step_{step:06d}") or []
+        assert [{"tokens", "logprobs"} <= row.keys() for row in rows] == [step in skipped] * 4
+        assert (metrics.get("learner/skipped_updates", 0.0) == 1) is (step in skipped)
+        assert ("learner/loss" in metrics) is (step not in skipped)
+        hashes.append(rows[0]["adapter_sha256"])
     # The same command continues with the next step; the skipped updates count until one succeeds.
     again = unstable(actor, tmp_path, [5])
     assert (again.resumed_from, again.progress.skipped_updates) == (5, 4)
     with pytest.raises(TrainingStopped, match="step 6: 4 updates in a row were skipped"):
         ended(again)
     rows = again.folder.read_rollouts("step_000006") or []
-    assert {row["adapter_sha256"] for row in rows} == {adapter}
+    assert {row["adapter_sha256"] for row in rows} == {hashes[-1]} == {hashes[2]}
     fine = unstable(actor, tmp_path, [7])
     assert ended(fine) == "finished"
     assert fine.summary["faults"]["skipped_updates"] == 6
-
-
-def test_steps_whose_advantages_overflow_are_skipped_updates(actor: ColocatedActor, tmp_path: Path):
-    run = process(actor, tmp_path, learner={"advantage": "dr_grpo"}, budget={"steps": 6})
-    signs = iter([1e308, -1e308] * 100)
-    changing(run, lambda _: {"odd": Outcome(next(signs))})
-    why = "step 3: 3 updates in a row were skipped, this one because rewards are so large"
-    with pytest.raises(TrainingStopped, match=why):
-        ended(run)
-    assert [entry["step"] for entry in run.events("update_skipped")] == [1, 2, 3]
-    assert not any(rollout.advantage for part in run.worker.seen for rollout in part)
 
 
 def test_a_step_without_an_update_does_not_change_the_count_of_skipped_updates():

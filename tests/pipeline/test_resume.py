@@ -21,13 +21,8 @@ from pipeline.run.run_folder import RunFolder
 from tests.real_actor import VALIDATED, RealRun, real_config
 from tests.run_process import Killed, Script, kill
 
-ALARMS: dict[str, Any] = {
-    "all_equal": "log",
-    "excluded": "checkpoint",
-}
-SPLIT = {"plan": {"placement": "split"}}
 CASES: dict[str, dict[str, Any]] = {
-    "validation": {**VALIDATED, "alarms": ALARMS},
+    "validation": VALIDATED,
     "partial rollouts": {
         **VALIDATED,
         "rollout": {"partial": "keep", "cut_off": 0.6, "prompts_per_step": 3},
@@ -39,13 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
             "max_prompts_per_step": 5,
             "ahead": "one",
         },
-        "alarms": ALARMS,
-        **SPLIT,
-    },
-    "partial rollouts, ahead": {
-        "rollout": {"partial": "keep", "cut_off": 0.6, "prompts_per_step": 3, "ahead": "one"},
-        "checkpoint": {"every_steps": 2},
-        **SPLIT,
+        "plan": {"placement": "split"},
     },
     "sft": {
         **VALIDATED,
@@ -190,15 +179,3 @@ def test_promise_3_another_host_continues_from_the_mirror(
     assert second.resumed_from is not None
     assert run_noted(second) == "finished"
     check_same(second, expected)
-
-
-def test_a_checkpoint_has_the_hashes_of_what_the_run_reads(tmp_path: Path, actor: ColocatedActor):
-    run = RealRun(real_config(tmp_path, budget={"steps": 1}), actor)
-    hashes = {"code": "0.1+ab", "base": "cd", "data": {"train": "ef"}, "rewards": {"odd": "01"}}
-    run.folder.journal("started", wandb_id=None, **hashes)
-    run.connect()
-    run.run()
-    again = RealRun(run.config, actor)
-    assert again.worker.restored.meta is not None
-    assert again.worker.restored.meta["provenance"] == hashes
-    again.folder.close()

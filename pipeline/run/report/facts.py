@@ -21,9 +21,9 @@ Figure = tuple[str, str, str]
 _EVENTS = frozenset(
     {
         "alarm", "failed", "update_skipped", "reward_errors", "evaluation_errors",
-        "checkpoint_abandoned", "code_changed", "hardware_changed", "forked", "sizes_reduced",
+        "code_changed", "hardware_changed", "forked", "sizes_reduced",
         "abandoned", "refused",
-        "waited_for_devices", "overflow", "rewards_changed", "extended", "budget",
+        "waited_for_devices", "rewards_changed", "extended", "budget",
         "truncated_rollouts", "settings_changed",
         RESTARTED, RESUMED, ENDED,
     }

@@ -1,6 +1,6 @@
 """Problems of a run: each a fact of its records, with evidence and advice.
 
-What a rule of `pipeline/alarm_rules.py` watches is taken from the alarms in the journal and not
+What a rule of `pipeline/alarms.py` watches is taken from the alarms in the journal and not
 judged again. The other problems show over many steps.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.alarm_rules import RULES
+from pipeline.alarms import RULES
 from pipeline.evaluate.notices import EVALUATION_NOTICE, UNTRAINED_EXPORT
 from pipeline.run.report.run_records import Row, RunRecords
 

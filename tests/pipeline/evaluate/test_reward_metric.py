@@ -67,7 +67,7 @@ def styled(
     usual: dict[str, Mapping[str, Any]] = {
         "data": {"validation": {"path": "validation.jsonl"}},
         "rewards": {"functions": list(parts)},
-        "alarms": {"excluded": "off"},
+        "alarms": {"off": ["excluded"]},
         "eval": {"every_steps": 1, "metric": "style"},
         "budget": {"steps": len(skills) - 1},
         "checkpoint": {"every_steps": 1},

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,46 +42,35 @@ def test_the_order_of_the_requests_does_not_matter(order: list[int], samplers: i
 
 
 class BlockingSampler:
-    """A sampler that answers after another one has."""
+    """A sampler that answers after `first`, and then sets `then`."""
 
-    def __init__(self, first: asyncio.Event | None, then: asyncio.Event) -> None:
-        self.first, self.then = first, then
+    def __init__(self, first: asyncio.Event | None = None) -> None:
+        self.first, self.then = first, asyncio.Event()
         self.asked: list[tuple[int, int]] = []
-        self.temperature = 0.0
-        self.min_finished: int | None = None
+        self.how: dict[str, Any] = {}
 
-    async def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        *,
-        temperature: float,
-        min_finished: int | None = None,
-    ) -> list[Completion]:
-        self.asked, self.temperature, self.min_finished = names(requests), temperature, min_finished
+    async def generate(self, requests: Sequence[RolloutRequest], **how: Any) -> list[Completion]:
+        self.asked, self.how = names(requests), how
         if self.first is not None:
             await self.first.wait()
         self.then.set()
         return [completion(one, str(one.name.prompt_id)) for one in requests]
 
-    async def finished(self) -> list[Completion]:
-        return []
-
     async def work(self) -> DecodeWork:
         return DecodeWork({4: 2}, slot_steps=8, tokens=len(self.asked), prompt_tokens=16)
 
 
-def many(*samplers: BlockingSampler) -> list[Sampler]:
-    return [cast("Sampler", sampler) for sampler in samplers]
-
-
 def test_completions_keep_the_order_of_the_requests():
-    async def run() -> tuple[list[Completion], DecodeWork, BlockingSampler, BlockingSampler]:
-        late, early = asyncio.Event(), asyncio.Event()
-        one, other = BlockingSampler(early, late), BlockingSampler(None, early)
+    async def run() -> tuple[list[Completion], DecodeWork]:
+        other = BlockingSampler()
+        one = BlockingSampler(other.then)
         order = [request(n) for n in (4, 0, 3, 1, 2)]
-        return *await generate(many(one, other), order, temperature=0.5), one, other
+        found = await generate(cast("list[Sampler]", [one, other]), order, temperature=0.5)
+        assert (one.asked, other.asked) == ([(0, 0), (2, 0), (4, 0)], [(1, 0), (3, 0)])
+        assert one.how == other.how == {"temperature": 0.5, "min_finished": None}
+        return found
 
-    drawn, work, one, other = asyncio.run(run())
+    drawn, work = asyncio.run(run())
     assert work == DecodeWork({4: 4}, slot_steps=16, tokens=5, prompt_tokens=32)
     assert work.metrics == {
         "tokens/generated": 5,
@@ -89,32 +79,21 @@ def test_completions_keep_the_order_of_the_requests():
     }
     assert [done.name.prompt_id for done in drawn] == [4, 0, 3, 1, 2]
     assert [done.tokens[0] for done in drawn] == [ord(c) for c in "40312"]
-    assert one.asked == [(0, 0), (2, 0), (4, 0)]
-    assert other.asked == [(1, 0), (3, 0)]
-    assert one.temperature == other.temperature == 0.5
 
 
-def test_min_finished_is_the_share_of_each_samplers_requests_rounded_up():
-    async def run(cut_off: float | None) -> tuple[int | None, int | None]:
-        then = asyncio.Event()
-        one, other = BlockingSampler(None, then), BlockingSampler(None, then)
-        requests = [request(n) for n in range(7)]
-        await generate(many(one, other), requests, temperature=1.0, cut_off=cut_off)
-        return one.min_finished, other.min_finished
-
-    # Shares of four and three requests.
-    assert asyncio.run(run(None)) == (None, None)
-    assert asyncio.run(run(0.5)) == (2, 2)
-    assert asyncio.run(run(0.01)) == (1, 1)
-    assert asyncio.run(run(0.99)) == (4, 3)
+@pytest.mark.parametrize(("cut_off", "finished"), [(0.5, [2, 2]), (0.01, [1, 1]), (0.99, [4, 3])])
+def test_min_finished_is_the_share_of_each_samplers_requests_rounded_up(
+    cut_off: float, finished: list[int]
+):
+    samplers = [BlockingSampler(), BlockingSampler()]
+    requests = [request(n) for n in range(7)]
+    work = generate(cast("list[Sampler]", samplers), requests, temperature=1.0, cut_off=cut_off)
+    asyncio.run(work)
+    # Of four and three requests.
+    assert [one.how["min_finished"] for one in samplers] == finished
 
 
 def test_a_sampler_without_requests_is_not_called():
-    async def run() -> BlockingSampler:
-        idle = BlockingSampler(asyncio.Event(), asyncio.Event())
-        await generate(
-            many(BlockingSampler(None, asyncio.Event()), idle), [request(1)], temperature=1.0
-        )
-        return idle
-
-    assert asyncio.run(run()).asked == []
+    samplers = [BlockingSampler(), BlockingSampler()]
+    asyncio.run(generate(cast("list[Sampler]", samplers), [request(1)], temperature=1.0))
+    assert [bool(one.how) for one in samplers] == [True, False]

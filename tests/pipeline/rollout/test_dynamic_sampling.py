@@ -6,26 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.progress import SignalShare
 from pipeline.rollout.dynamic_sampling import Group, choose, has_signal, round_size
 from pipeline.types import NO_TEXT, Rollout, RolloutName, RolloutRequest
 from tests.samples import completion
 
 
-def test_older_groups_weigh_less():
-    assert SignalShare(10, 40).faded() == SignalShare(9, 36)
-
-
-def test_the_share_is_strictly_between_0_and_1():
-    assert SignalShare().share == 0.5
-    assert SignalShare().counted(0, 9).share == 0.05
-    assert SignalShare().counted(9, 9).share == 0.95
-
-
 def test_round_size_covers_the_missing_groups_up_to_the_limit():
-    assert round_size(6, left=40, share=0.4) == 15
-    assert round_size(6, left=10, share=0.4) == 10
-    assert round_size(1, left=10, share=0.95) == 2
+    assert round_size(6, left=40, signal=3, groups=9) == 18
+    assert round_size(6, left=10, signal=3, groups=9) == 10
+    assert round_size(6, left=999, signal=0, groups=9) == 120
+    assert round_size(1, left=10, signal=9, groups=9) == 2
 
 
 def group(number: int, *rewards: float | None) -> list[Rollout]:
@@ -55,13 +45,8 @@ def test_signal_is_two_rewards_that_differ():
 WITH, WITHOUT = (0.0, 1.0), (1.0, 1.0)
 
 
-def test_the_first_groups_with_signal_are_kept():
+def test_the_first_groups_with_signal_are_kept_and_filled_up_with_the_first_without():
     kinds = [WITHOUT, WITH, WITHOUT, WITH, WITH, WITHOUT, WITH]
     groups = [group(number, *kind) for number, kind in enumerate(kinds)]
     assert numbers(choose(groups, wanted=3)) == [1, 3, 4]
-
-
-def test_missing_groups_are_filled_up_with_the_first_without_signal():
-    kinds = [WITHOUT, WITH, WITHOUT, WITHOUT, WITH]
-    groups = [group(number, *kind) for number, kind in enumerate(kinds)]
-    assert numbers(choose(groups, wanted=4)) == [0, 1, 2, 4]
+    assert numbers(choose(groups[:5], wanted=4)) == [0, 1, 3, 4]

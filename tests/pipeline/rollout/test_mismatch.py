@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from pipeline.rollout.mismatch import (
     probe_statistic,
 )
 from pipeline.types import Completion, RolloutRequest
-from tests import samples, stub_workers
+from tests import stub_workers
 from tests.run_process import Script
-from tests.samples import FRESH, PROBE, make_prompts
+from tests.samples import FRESH, PROBE, make_config, make_prompts
 from tests.stub_workers import StubWorker
 
 EFFECT = abs(int(PROBE[:6], 16) - int(FRESH[:6], 16)) / 2**20 / 10
@@ -31,15 +32,8 @@ def team() -> list[StubWorker]:
 
 
 def probe(workers: list[Any], *, prompts: int = 3, max_new_tokens: int = 64) -> float:
-    work = check_probe(
-        workers,
-        workers[0],
-        make_prompts(prompts),
-        bound=1e-3,
-        temperature=1.0,
-        max_new_tokens=max_new_tokens,
-    )
-    return asyncio.run(work)
+    config = make_config(Path(), rollout={"max_new_tokens": max_new_tokens})
+    return asyncio.run(check_probe(workers, workers[0], make_prompts(prompts), config=config))
 
 
 def test_the_statistic_by_hand():
@@ -75,10 +69,6 @@ def shifted(drawn: Completion) -> None:
     drawn.segments[0].logprobs[:] += 0.2 * EFFECT
 
 
-def without_adapter(drawn: Completion) -> None:
-    drawn.segments[0].logprobs[:] = samples.logprobs(drawn.tokens, FRESH)
-
-
 def with_nan(drawn: Completion) -> None:
     if drawn.name.prompt_id == 2:
         drawn.segments[0].logprobs[2] = np.nan
@@ -91,11 +81,10 @@ def with_nan(drawn: Completion) -> None:
             shifted,
             r"of sampler 1 differ .* by 0\.2 of .* allowed 0\.001 .* --mismatch\.probe 0\.4",
         ),
-        (without_adapter, "LoRA does not reach sampler 1"),
         (with_nan, "by nan of what the adapter changes"),
     ],
 )
-def test_a_single_sampler_that_differs_is_named_with_causes_and_remedies(
+def test_promise_1_a_single_sampler_that_differs_is_named_with_causes_and_remedies(
     change: Callable[[Completion], None], message: str
 ):
     workers = team()

@@ -24,18 +24,20 @@ def test_the_spread_is_the_mean_of_the_groups_deviations():
     assert GROUPS.spread(np.full((1, 6), 0.1)) == [0.0]
 
 
-def test_shares_of_variance_count_groups_in_which_two_parts_differ():
-    terms = np.array(
-        [
-            [0.0, 0.0, 3.0, 7.0, -7.0, 1.0],  # 6 in a, alone in b
-            [0.0, 0.0, 0.3, 0.1, 0.1, 0.1],  # 0.06
-        ]
-    )
-    shares = GROUPS.variance_shares(terms)
-    assert shares is not None
-    assert shares == pytest.approx([6 / 6.06, 0.06 / 6.06])
-    terms[:, :3] = NAN  # no rollout of a has a reward
-    assert GROUPS.variance_shares(terms) is None
+def test_the_interval_of_a_share_is_that_of_groups():
+    # Sums 1, 0 and 1 of 3, 2 and 1 rollouts, less 1/3 of each count: 0, -2/3 and 2/3.
+    share, half_width = GROUPS.ratio(np.array([1.0, 0, 0, 0, 0, 1]), np.ones(6))
+    assert share == pytest.approx(1 / 3)
+    # As if rollouts were independent, the squares are (2 * 4/9 + 4 * 1/9) * 6/5 = 8/5, more than
+    # 8/9 * 3/2 = 4/3; Student's t has two degrees of freedom.
+    assert half_width == pytest.approx(4.302653 * (8 / 5) ** 0.5 / 6)
+    # Rollouts of a group that agree are one.
+    share, half_width = GROUPS.ratio(np.array([1.0, 1, 1, 0, 0, 0]), np.ones(6))
+    assert share == pytest.approx(1 / 2)
+    squares = (9 / 4 + 1 + 1 / 4) * 3 / 2
+    assert half_width == pytest.approx(4.302653 * squares**0.5 / 6)
+    assert GROUPS.ratio(np.zeros(6), np.zeros(6)) == (None, None)
+    assert Groups(["a", "a"]).ratio(np.ones(2), np.ones(2)) == (1.0, None)
 
 
 def test_a_correlation_with_a_constant_or_without_pairs_is_not_defined():

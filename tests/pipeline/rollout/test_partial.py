@@ -40,6 +40,7 @@ def test_a_group_is_kept_until_its_last_rollout_finishes():
     assert names(first.finished) == [(0, 3, 0), (0, 3, 1)]
     assert names(first.partial) == [(0, 7, 0), (0, 7, 1)]
     assert (first.truncated, first.continued, first.dropped) == (1, 0, 0)
+    assert first.tokens == 4 + 2 + 4 + 4
     (request,) = continuations(first.partial)
     assert request.name == FIRST[1].name
     assert request.partial is FIRST[1]
@@ -50,6 +51,7 @@ def test_a_group_is_kept_until_its_last_rollout_finishes():
     assert names(second.finished) == names([FIRST[0], rest])
     assert names(second.partial) == [(1, 7, 0), (1, 7, 1)]
     assert (second.truncated, second.continued, second.dropped) == (1, 1, 0)
+    assert second.tokens == 3 + 4 + 2  # of the continued one the new ones
     assert second.metrics == {
         "rollout/truncated": 1.0,
         "rollout/continued": 1.0,
@@ -58,12 +60,10 @@ def test_a_group_is_kept_until_its_last_rollout_finishes():
     }
 
 
-def test_tokens_are_counted_in_the_step_that_samples_them():
-    # 4 + 2 + 4 + 4, then 5 - 2 of the continued one and 4 of a new one.
-    first = split_partial(FIRST, (), mode="keep")
-    assert first.tokens == 14
-    rest = resumed(FIRST[1], drawn(0, 7, 1, "cd", version=1))
-    assert split_partial([rest, drawn(1, 5, 0)], first.partial, mode="keep").tokens == 3 + 4
+def test_truncated_rollouts_are_dropped_from_their_groups():
+    found = split_partial(FIRST, (), mode="drop")
+    assert names(found.finished) == [(0, 7, 0), (0, 3, 0), (0, 3, 1)]
+    assert (found.partial, found.truncated, found.dropped) == ((), 1, 1)
 
 
 def test_without_a_cut_off_all_rollouts_are_trained_on_in_order():

@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from configs.schema import Prompt
 from pipeline.data.text.prompts import PromptMaker
-from pipeline.rollout.advantages import GroupStats
+from pipeline.protocols import Scorer
 from pipeline.rollout.scoring import (
     SUM,
     EarlyScoring,
@@ -74,32 +73,24 @@ def scored(
     *,
     step: int = 0,
     **tables: Any,
-) -> tuple[list[Rollout], GroupStats]:
+) -> list[Rollout]:
     config = make_config(Path(), **tables)
     return score_rollouts(completions, inputs_of(completions), values, config=config, step=step)
 
 
 def test_rewards_are_weighted_and_grouped_by_prompt():
-    rollouts, stats = scored(outcomes(1.0, 0.0, 0.5, 0.5), learner={"advantage": "dr_grpo"})
+    rollouts = scored(outcomes(1.0, 0.0, 0.5, 0.5), learner={"advantage": "dr_grpo"})
     assert [rollout.completion for rollout in rollouts] == GROUPS
     assert [rollout.text for rollout in rollouts] == ["2.0", "2.1", "1.0", "1.1"]
     assert [rollout.rewards["correct"] for rollout in rollouts] == [1.0, 0.0, 0.5, 0.5]
     assert [rollout.reward for rollout in rollouts] == pytest.approx([1.1, 0.1, 0.6, 0.6])
     advantages = [rollout.advantage for rollout in rollouts]
     assert advantages == pytest.approx([0.5, -0.5, 0, 0])
-    assert stats == GroupStats(mixed=1, all_equal=1, short=0)
-
-
-def test_groups_are_identified_by_name_even_if_incomplete():
-    # The same prompt at two steps; one rollout is left of the second group and of the third.
+    # A group has one name, also where one rollout is left of it, or another step has its prompt.
     later = replace(GROUPS[0], name=replace(GROUPS[0].name, step=1))
     completions = [later, *GROUPS[:2], GROUPS[3]]
-    rollouts, stats = scored(
-        outcomes(9.0, 1.0, 0.0, 0.5), completions, learner={"advantage": "dr_grpo"}
-    )
+    rollouts = scored(outcomes(9.0, 1.0, 0.0, 0.5), completions, learner={"advantage": "dr_grpo"})
     assert [one.advantage for one in rollouts] == pytest.approx([0, 0.5, -0.5, 0])
-    assert stats == GroupStats(mixed=1, all_equal=0, short=2)
-    assert scored([], []) == ([], GroupStats(mixed=0, all_equal=0, short=0))
 
 
 DIED_ONCE = [None, 0.0, 0.5, 0.5]
@@ -126,7 +117,7 @@ def test_promise_5_an_error_excludes_the_rollout_or_its_group(
     rewards: list[float | None],
     excluded: list[str | None],
 ):
-    rollouts, _ = scored(outcomes(*values), rewards=parts(**change))
+    rollouts = scored(outcomes(*values), rewards=parts(**change))
     assert [rollout.reward for rollout in rollouts] == pytest.approx(rewards)
     assert [rollout.excluded for rollout in rollouts] == excluded
     assert [rollout.rewards["correct"] for rollout in rollouts] == values
@@ -135,18 +126,20 @@ def test_promise_5_an_error_excludes_the_rollout_or_its_group(
     assert errors["correct"] == [DIED.error] * values.count(None)
     if "not_finite" in excluded:
         (found,) = errors[SUM]
-        told = "is not a finite number: 9 x -1e+308 (correct) + 0.1 x 1 (format)"
-        assert (found.cause, found.message) == ("not_finite", told)
+        assert found.cause == "not_finite"
 
 
 def test_promise_5_none_is_left_out_and_all_none_is_excluded():
     values = outcomes(1.0, 0.5, 0.0, 1.0)
+    values[0]["format"] = Outcome(1.0, named={"tags": 1.0})
     values[1]["format"] = Outcome(None)
     values[2] = {"correct": Outcome(None), "format": Outcome(None)}
-    rollouts, _ = scored(values)
+    rollouts = scored(values)
     assert [rollout.reward for rollout in rollouts] == pytest.approx([1.1, 0.5, None, 1.1])
     assert [rollout.excluded for rollout in rollouts] == [None, None, "not_applicable", None]
     assert reward_errors(rollouts) == {}
+    # A number that a part returns by name is recorded, and not in the sum.
+    assert rollouts[0].rewards == {"correct": 1.0, "format": 1.0, "format/tags": 1.0}
 
 
 def test_overlong_completions_get_a_separate_penalty_part():
@@ -155,37 +148,21 @@ def test_overlong_completions_get_a_separate_penalty_part():
     rollout = {"group_size": 2, "prompts_per_step": 2, "max_prompt_tokens": 8}
     rollout |= {"max_new_tokens": 84, "overlong_tokens": 40}
     long, cut = drawn(1, 0, "x" * 63), drawn(1, 1, "x" * 84, ended=False)
-    rollouts, stats = scored(
-        outcomes(1.0, 0.0, 0.5, 0.5), [*GROUPS[:2], long, cut], rollout=rollout
-    )
+    rollouts = scored(outcomes(1.0, 0.0, 0.5, 0.5), [*GROUPS[:2], long, cut], rollout=rollout)
     assert [one.rewards["overlong"] for one in rollouts] == [0.0, 0.0, -0.5, -1.0]
     assert [one.reward for one in rollouts] == pytest.approx([1.1, 0.1, 0.1, -0.4])
     assert rollouts[2].advantage > 0 > rollouts[3].advantage
-    assert stats.mixed == 2
-    assert "overlong" not in scored(outcomes(1, 0, 1, 0))[0][0].rewards
+    assert "overlong" not in scored(outcomes(1, 0, 1, 0))[0].rewards
 
 
 def test_an_error_that_stops_names_part_and_prompt():
     rewards, values = parts(on_error="stop"), outcomes(1.0, 0.0, 0.5, 0.5)
     config = make_config(Path(), rewards=rewards)
     values[0]["format"] = DIED
-    assert stopping_error(scored(values, rewards=rewards)[0], config.rewards) is None
+    assert stopping_error(scored(values, rewards=rewards), config.rewards) is None
     values[3]["correct"] = DIED
-    told = stopping_error(scored(values, rewards=rewards)[0], config.rewards)
+    told = stopping_error(scored(values, rewards=rewards), config.rewards)
     assert told == "reward 'correct' failed for prompt 1: its process ended"
-
-
-def test_named_numbers_are_recorded_beside_their_sum():
-    values = outcomes(1.0, 0.0, 0.5, 0.5)
-    values[0]["format"] = Outcome(1.5, named={"tags": 1.0, "steps": 0.5})
-    rollouts, _ = scored(values)
-    assert rollouts[0].rewards == {
-        "correct": 1.0,
-        "format": 1.5,
-        "format/tags": 1.0,
-        "format/steps": 0.5,
-    }
-    assert rollouts[0].reward == pytest.approx(1.15)
 
 
 class CountingScorer:
@@ -199,17 +176,11 @@ class CountingScorer:
         await asyncio.sleep(0)
         return [{"length": Outcome(float(len(one.completion)))} for one in inputs]
 
-    async def notices(self) -> list[str]:
-        return []
-
-    async def busy_s(self) -> dict[str, float]:
-        return {}
-
 
 def test_rollouts_are_scored_when_they_end_and_only_once():
     async def run() -> tuple[list[dict[str, Outcome]], list[str]]:
         scorer = CountingScorer()
-        early = EarlyScoring(scorer, inputs_of)
+        early = EarlyScoring(cast("Scorer", scorer), inputs_of)
         early.add([drawn(2, 0, "abc"), drawn(1, 0, "a")])
         early.add([])
         early.add([drawn(2, 1, "abcd")])
@@ -226,13 +197,10 @@ def test_rollouts_are_scored_when_they_end_and_only_once():
 
 def test_the_shuffle_control_permutes_rewards_over_the_whole_step():
     values = outcomes(0.1, 0.2, 0.3, 0.4)
-    rollouts, _ = scored(values, step=5, rewards={"shuffle": True})
+    rollouts = scored(values, step=5, rewards={"shuffle": True})
     plain = [value["correct"].value or 0.0 for value in values]
     expected = shuffle_rewards([value + 0.1 for value in plain], seed=3, step=5)
     assert [rollout.reward for rollout in rollouts] == pytest.approx(expected)
     assert expected != [value + 0.1 for value in plain]
     # The score of each part stays with its rollout.
     assert [rollout.rewards["correct"] for rollout in rollouts] == plain
-    for start in (0, 2):
-        high = int(np.argmax([rollouts[start].reward or 0, rollouts[start + 1].reward or 0]))
-        assert rollouts[start + high].advantage > 0

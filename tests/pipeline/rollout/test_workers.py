@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.clock import Clock
 from pipeline.protocols import WorkerDied
-from pipeline.rollout.workers import STOPPING_S, OutOfTime, Workers
+from pipeline.rollout.workers import STOPPING_S, Interrupted, OutOfTime, Workers
 from pipeline.types import RolloutName, RolloutRequest
 from tests.run_process import LocalScorer, Script
 from tests.samples import make_config, make_prompts
@@ -79,11 +79,19 @@ def test_sampling_is_abandoned_at_its_deadline_and_the_sampler_works_again(
     assert simulate(tmp_path, work) == pytest.approx(deadline)
 
 
-def test_a_sampler_that_does_not_stop_ends_the_process(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("stopped", "error"), [(False, WorkerDied), (True, Interrupted)], ids=["deadline", "signal"]
+)
+def test_a_sampler_that_does_not_stop_ends_the_process_and_prevents_no_checkpoint_at_a_signal(
+    tmp_path: Path, stopped: bool, error: type[Exception]
+):
     async def work(workers: Workers, worker: WaitingWorker) -> float:
         worker.notices = False
-        with pytest.raises(WorkerDied, match="sampler: it did not stop in 30 s"):
-            await workers.generate(REQUESTS, temperature=1.0, deadline=5.0)
+        if stopped:
+            asyncio.get_running_loop().call_later(5.0, worker.script.stop.set)
+        deadline = None if stopped else 5.0
+        with pytest.raises(error):
+            await workers.generate(REQUESTS, temperature=1.0, deadline=deadline)
         return asyncio.get_running_loop().time()
 
     assert simulate(tmp_path, work) == pytest.approx(5.0 + STOPPING_S)

@@ -42,7 +42,7 @@ CASES = [
     (*FREE, *CAPPED),
     (("plan.slots", "64"), ("plan.slot_buckets", "[32]")),
     (("learner.teacher", "nowhere"), ("learner.distill_coef", "0.1"), ("learner.kl_top_k", "64")),
-    (("rollout.top_k", "64"), ("rollout.top_p", "0.9"), ("rollout.min_prompts_per_step", "8")),
+    (("rollout.top_k", "64"), ("rollout.top_p", "0.9")),
     (("plan.platform", "gpu"), ("plan.gpu", "h100"), ("plan.learner_devices", "1")),
 ]
 
