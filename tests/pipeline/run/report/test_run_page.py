@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.run.report.curves import Panel, Series, chart, smooth
 from pipeline.run.report.facts import events
-from pipeline.run.report.run_page import marks, run_page
+from pipeline.run.report.run_page import run_page
 from pipeline.run.report.run_records import read_run
 from pipeline.run.run_folder import RunFolder
 from tests.pipeline.run.report.planted import run as planted
@@ -20,7 +20,7 @@ from tests.run_process import Killed, Script, kill
 from tests.samples import make_config, make_data
 from tests.stub_workers import Disk, StubRun
 
-VOID = {"meta", "br", "img", "input", "hr", "link"}
+VOID = {"meta", "br", "input", "hr"}
 STEPS: dict[str, Any] = {
     "budget": {"steps": 6},
     "eval": {"every_steps": 2},
@@ -29,27 +29,23 @@ STEPS: dict[str, Any] = {
 
 
 class Page(HTMLParser):
-    """Checks that all elements are closed in order, and collects what could load something."""
+    """Checks that all elements are closed in order, and that none loads something."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.ids: list[str] = []
-        self.headings: list[str] = []
-        self.loads: list[tuple[str, str, str | None]] = []
-        self.tags: set[str] = set()
         self.feed(text)
         self.close()
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
+        assert tag not in {"script", "iframe", "object", "embed", "link", "img"}
         for name, value in attrs:
             if name == "id":
                 self.ids.append(str(value))
             is_local = name == "href" and str(value).startswith("#")
-            if name in {"src", "href", "srcset", "action", "data"} and not is_local:
-                self.loads.append((tag, name, value))
+            assert is_local or name not in {"src", "href", "srcset", "action", "data"}
         if tag not in VOID:
             self.open.append(tag)
 
@@ -61,20 +57,13 @@ class Page(HTMLParser):
         if tag not in VOID:
             self.handle_endtag(tag)
 
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in {"h1", "h2"}:
-            self.headings.append(data)
 
-
-def checked(text: str) -> Page:
-    """Parses a page; it loads nothing, and its ids are unique."""
-    page = Page(text)
-    assert page.loads == []
-    assert not page.tags & {"script", "iframe", "object", "embed", "link", "img"}
+def checked(text: str) -> None:
+    """Checks a page: it loads nothing, and its ids are unique."""
+    ids = Page(text).ids
+    assert len(set(ids)) == len(ids)
     assert "http" not in text
     assert "@import" not in text
-    assert len(set(page.ids)) == len(page.ids)
-    return page
 
 
 @pytest.fixture
@@ -87,10 +76,10 @@ def finished(tmp_path: Path) -> Path:
 
 def test_a_finished_run_has_all_sections_and_charts_in_the_pages_colours(finished: Path):
     text = run_page(read_run(finished))
-    page = checked(text)
-    assert page.headings[0] == "run"
-    wanted = {"Curves", "Answers to the same prompts", "Rollouts", "Settings"}
-    assert wanted <= set(page.headings)
+    checked(text)
+    assert "<h1>run</h1>" in text
+    headings = set(re.findall(r"<h2[^>]*>([^<]*)</h2>", text))
+    assert {"Curves", "Answers to the same prompts", "Rollouts", "Settings"} <= headings
     assert not re.search("</h2>\\s*<h2", text)  # an empty section
     assert "finished" in text
     assert str(finished) not in text
@@ -103,34 +92,20 @@ def test_a_finished_run_has_all_sections_and_charts_in_the_pages_colours(finishe
     assert "prefers-color-scheme: dark" in text
 
 
-def test_settings_that_a_resume_changed_are_marked():
-    changes = [["learner.lr", 1e-5, 2e-5]]
-    journal = [{"event": "settings_changed", "after_step": 3, "changes": changes}]
-    changed = planted(journal=journal)
-    assert marks(changed) == ([], [3.5])
-    text = run_page(changed)
-    assert "Dash-dotted: changed by a resume, learner.lr = 2e-05." in text
-    assert text.count("stroke-dasharray: 5,2,1,2") == text.count("<svg") - 1  # but for that of time
-
-
 def test_events_are_in_words():
     changes = [["rewards.functions.format.weight", 0.1, 2.0]]
     journal: list[dict[str, Any]] = [
-        {"event": "waited_for_devices", "seconds": 3725.2, "used": False},
+        {"event": "waited_for_devices", "seconds": 3725.2},
         {"event": "rewards_changed", "after_step": 2, "changes": changes},
         {"event": "reward_errors", "step": 3, "name": "correct", "causes": {"raised": 2}},
-        {"event": "abandoned", "step": 4, "what": "the validation", "elapsed_s": 12.34},
-        {"event": "restarted", "why": "a process of the run died"},
-        {"event": "alarm", "step": 5, "value": 0.25, "files": ["a", "b"], "ok": True},
+        {"event": "restarted", "why": "a process of the run died", "what": None},
     ]
     shown = [row[1:] for row in events(planted(journal=journal))]
     assert shown[1:] == [
-        ("", "waited for devices", "1h2m6s, used no"),
-        ("2", "rewards changed", "rewards.functions.format.weight was 0.1, now 2"),
-        ("3", "reward errors", "name correct, causes (raised 2)"),
-        ("4", "abandoned", "what the validation, elapsed 12.3 s"),
+        ("", "waited for devices", "seconds 3725.2"),
+        ("2", "rewards changed", "rewards.functions.format.weight was 0.1, now 2.0"),
+        ("3", "reward errors", "name correct, causes {raised = 2}"),
         ("", "restarted", "why a process of the run died"),
-        ("5", "alarm", "value 0.25, files a, b, ok yes"),
     ]
 
 
@@ -197,6 +172,4 @@ def test_a_chart_is_the_same_each_time_and_keeps_its_labels():
     first = chart(panel)
     assert first == chart(panel)
     checked(first)
-    # Coordinates have one decimal; labels have what they need.
-    assert not re.search(r' d="[^"]*\.\d\d', first)
     assert ">0.03<" in first

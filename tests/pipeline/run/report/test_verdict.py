@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from pipeline.run.report.findings import problems
+from pipeline.run.report import verdict as module
 from pipeline.run.report.run_records import RunRecords
 from pipeline.run.report.verdict import learning, verdict
 from tests.pipeline.run.report.planted import alarm, run
@@ -21,29 +22,40 @@ def test_a_healthy_run_has_no_problem():
     assert (none.problems, none.learning.level) == ([], "note")
 
 
-SLOW = {"time/sample_s": 0.0, "time/reward_s": 3.0, "time/learn_s": 1.0}
-ENDED = {"ended": "finished", "untrained_export": "none was better"}
-PLANTED: list[tuple[RunRecords, str, str]] = [
-    (
-        run(change=lambda _: SLOW),
-        "The rewards are slow: the devices wait for them.",
-        "the run waits for rewards in 75% of the steps' time, 36.0 s in 12 steps",
-    ),
-    (
-        run(journal=[alarm("excluded", step=7)]),
-        "The value is 0.99.",
-        "alarm excluded at step 7: the value is 0.99",
-    ),
-    (run(summary=ENDED), "The export is the model before training.", "none was better"),
-    (
-        run(journal=[{"event": "evaluation_notice", "what": "the accuracy is 0%"}]),
-        "Before training all answers to a set had the same result.",
-        "the accuracy is 0%",
-    ),
-]
+SKIPPED = {"event": "update_skipped", "step": 3, "why": "its loss is nan", "batch": "b.jsonl"}
+FAILED = {"name": "correct", "count": 2, "first": "took longer than 30 s"}
 
 
-@pytest.mark.parametrize(("records", "sentence", "evidence"), PLANTED)
+@pytest.mark.parametrize(
+    ("records", "sentence", "evidence"),
+    [
+        (
+            run(journal=[alarm("excluded", step=7)]),
+            "The value is 0.99.",
+            "alarm excluded at step 7: the value is 0.99",
+        ),
+        (
+            run(summary={"ended": "finished", "untrained_export": "none was better"}),
+            "The export is the model before training.",
+            "none was better",
+        ),
+        (
+            run(journal=[{"event": "evaluation_notice", "what": "the accuracy is 0%"}]),
+            "Before training all answers to a set had the same result.",
+            "the accuracy is 0%",
+        ),
+        (
+            run(journal=[SKIPPED]),
+            "Updates were skipped.",
+            "1 in all, the first in step 3: its loss is nan",
+        ),
+        (
+            run(journal=[{"event": "reward_errors", "step": 3, **FAILED}]),
+            "Rewards failed 2 times; these rollouts are excluded.",
+            "the first, of correct: took longer than 30 s",
+        ),
+    ],
+)
 def test_a_planted_problem_is_named_and_no_other(records: RunRecords, sentence: str, evidence: str):
     found = verdict(records)
     assert [(one.sentence, one.evidence) for one in found.problems] == [(sentence, evidence)]
@@ -52,7 +64,8 @@ def test_a_planted_problem_is_named_and_no_other(records: RunRecords, sentence: 
 
 
 def test_alarms_and_faults_that_a_resume_rolled_back_are_left_out():
-    assert problems(run(journal=[alarm("excluded", step=8), {"event": "resumed", "step": 4}])) == []
+    rolled_back = run(journal=[alarm("excluded", step=8), {"event": "resumed", "step": 4}])
+    assert verdict(rolled_back).problems == []
 
 
 @pytest.mark.parametrize(("slope", "level"), [(0.02, "good"), (-0.02, "bad"), (0.0, "note")])
@@ -74,23 +87,21 @@ def test_results_by_former_rewards_are_not_compared(metric: str, steps: list[int
     assert [one["step"] for one in records.evaluations("validation")] == steps
 
 
-def test_of_equal_validations_the_best_one_has_more_reward():
-    same = {"event": "evaluated", "name": "validation", "accuracy": 0.5}
-    found = [same | {"step": step, "reward": r} for step, r in ((0, 0.5), (2, 0.7), (4, 0.6))]
-    best = run(journal=found).best_validation
-    assert best is not None
-    assert best["step"] == 2
-
-
-def test_the_best_evidence_is_the_paired_test():
-    evaluated = {
-        "before": {"metric": "exact_answer", "accuracy": 0.4, "n": 500},
-        "after": {"metric": "exact_answer", "accuracy": 0.3, "n": 500},
+def test_the_best_evidence_is_the_paired_test(monkeypatch: pytest.MonkeyPatch):
+    summary = {"metric": "exact_answer", "n": 500}
+    change: dict[str, Any] = {
+        "before": {**summary, "accuracy": 0.4},
+        "after": {**summary, "accuracy": 0.3},
         "paired_difference": -0.1,
         "paired_ci95": [-0.15, -0.05],
         "paired_p": 0.001,
     }
-    found = learning(run(summary={"ended": "finished", "eval": evaluated}))
+    monkeypatch.setattr(module, "paired_change", lambda *_: change)
+    tests = [
+        {"event": "evaluated", "name": name, "step": 0, "accuracy": 0.5}
+        for name in ("test_before", "test_after")
+    ]
+    found = learning(run(journal=tests))
     assert (found.level, found.sentence) == ("bad", "No: the test accuracy fell.")
     assert (
         found.evidence
