@@ -21,9 +21,6 @@ class CheckpointFiles:
 
     Attributes:
         step: training steps before it; the policy version.
-        path: its folder.
-        num_bytes: size on disk.
-        adapter_sha256: hash of the adapter.
         provenance: hashes of what the run read, see `pipeline.run.history.provenance`.
     """
 

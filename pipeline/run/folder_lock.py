@@ -46,7 +46,7 @@ class LockedFolder:
 
     def remove(self) -> None:
         """Deletes the folder and releases the lock."""
-        _remove(self.path)
+        shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
@@ -56,18 +56,6 @@ def _remove_if_unlocked(folder: Path) -> None:
         lock = os.open(folder / _LOCK, os.O_WRONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(folder)
+            shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)
-
-
-def _remove(folder: Path) -> None:
-    """Deletes the lock file last, so that a later process can delete what remains."""
-    with suppress(OSError):
-        for entry in folder.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry, ignore_errors=True)
-            elif entry.name != _LOCK:
-                entry.unlink(missing_ok=True)
-        if {entry.name for entry in folder.iterdir()} <= {_LOCK}:
-            shutil.rmtree(folder, ignore_errors=True)

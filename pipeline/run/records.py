@@ -7,17 +7,17 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 from configs.evaluation import WEIGHTED_SUM
 from pipeline.alarms import Alarm
 from pipeline.evaluate.summary import (
-    NO_VALUE,
     mean_of,
     metric_title,
     prompts_of,
     show_change,
+    show_interval,
+    show_mean,
     show_number,
 )
 from pipeline.run.console import Console
@@ -35,25 +35,16 @@ _SOURCE_LINE = re.compile(r"\(([^()]+:\d+)\)$")
 def evaluation_line(summary: Mapping[str, Any]) -> str:
     """The summary of an evaluation as a line."""
     several = f" x {summary['samples']} samples" if summary["samples"] > 1 else ""
+    counted = f"on {prompts_of(summary)} prompts{several}"
+    parts = [f"{metric_title(summary)} {show_mean(summary)} {show_interval(summary)} {counted}"]
+    if share := summary.get("excluded"):
+        parts.append(f"{share:.1%} excluded")
     names = [f"{kind}@{summary['samples']}" for kind in ("pass", "majority") if several]
-    votes = [f"{name} {summary[name]:.3f}" for name in names if name in summary]
-    mean, bounds = mean_of(summary), summary["ci95"]
-    shown = NO_VALUE if mean is None else show_number(mean)
-    interval = "" if bounds is None else f" [{', '.join(map(show_number, bounds))}]"
-    counted = f"{metric_title(summary)} {shown}{interval} on {prompts_of(summary)} prompts{several}"
-    excluded = [f"{share:.1%} excluded"] if (share := summary.get("excluded")) else []
-    formed = f"{summary['well_formed']:.1%} well formed"
-    # With the weighted sum as metric it is the mean.
-    of_rewards = "reward" in summary and summary["metric"] != WEIGHTED_SUM
-    reward = [f"mean reward {show_number(summary['reward'])}"] if of_rewards else []
-    return ", ".join([counted, *excluded, *votes, formed, *reward])
-
-
-def change_line(compared: Mapping[str, Any]) -> str:
-    """The result of `evaluation.compare` as a line."""
-    change = show_change(compared["before"], compared["after"], compared)
-    p = compared["paired_p"]
-    return change if p is None else f"{change}, paired p = {p:.1e}"
+    parts += [f"{name} {summary[name]:.1%}" for name in names if name in summary]
+    parts.append(f"{summary['well_formed']:.1%} well formed")
+    if "reward" in summary and summary["metric"] != WEIGHTED_SUM:  # then it is the mean
+        parts.append(f"mean reward {show_number(summary['reward'])}")
+    return ", ".join(parts)
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -66,16 +57,6 @@ def _evaluation_metrics(name: str, summary: Mapping[str, Any]) -> dict[str, floa
     return {
         f"eval/{name}/{key}": value for key, value in summary.items() if isinstance(value, float)
     }
-
-
-def _export_line(facts: Mapping[str, Any]) -> str:
-    """An export as a line."""
-    equal = (
-        "read back number by number; the devices have no room to score it"
-        if facts["mean_difference"] is None
-        else f"log-probs differ by {facts['mean_difference']:.1e} on average"
-    )
-    return f"export: {facts['folder']}, version {facts['version']}, {equal}"
 
 
 class Records:
@@ -169,8 +150,7 @@ class Records:
             file: name for `RunFolder.write_rollouts`; None: `name`.
             version: the policy version that was evaluated; None: the one of this step.
 
-        Returns:
-            The journal entry.
+        Returns the journal entry.
         """
         file = file or name
         self.folder.write_rollouts(file, answers)
@@ -189,11 +169,7 @@ class Records:
         return entry
 
     def best(self, entry: Mapping[str, Any] | None) -> None:
-        """Makes the best validation the one on the console and in W&B's summary.
-
-        Args:
-            entry: its journal entry; None: there is none.
-        """
+        """Shows the journal entry of the best validation on the console and in W&B's summary."""
         if entry is not None and entry != self._best:
             self._best = entry
             shown = {"step": entry["step"], "metric": metric_title(entry), "value": mean_of(entry)}
@@ -203,7 +179,9 @@ class Records:
 
     def comparison(self, name: str, compared: Mapping[str, Any]) -> None:
         """Shows the result of `evaluation.compare`."""
-        self.console.say(f"{name} {metric_title(compared['before'])} {change_line(compared)}")
+        before, after, p = (compared[key] for key in ("before", "after", "paired_p"))
+        change = f"{name} {metric_title(before)} {show_change(before, after, compared)}"
+        self.say(change if p is None else f"{change}, paired p = {p:.1e}")
 
     def checkpoint(self, facts: Mapping[str, Any]) -> None:
         """Records a complete checkpoint: its step and seconds."""
@@ -212,12 +190,16 @@ class Records:
 
     def exported(self, facts: Mapping[str, Any]) -> None:
         """Records an export: the fields of its `ExportReport`, hash, seconds and reason."""
-        self.event("exported", _export_line(facts), **facts)
+        equal = (
+            "read back number by number; the devices have no room to score it"
+            if facts["mean_difference"] is None
+            else f"log-probs differ by {facts['mean_difference']:.1e} on average"
+        )
+        text = f"export: {facts['folder']}, version {facts['version']}, {equal}"
+        self.event("exported", text, **facts)
         self._mirror.request()
         if facts["reason"] != "first":  # of the untrained policy
             self.tracker.summarize({"export/version": facts["version"]})
-            metadata = {name: facts[name] for name in ("version", "adapter_sha256", "reason")}
-            self.tracker.log_adapter(Path(facts["folder"]), metadata=metadata)
 
     def alarm(self, alarm: Alarm) -> None:
         """Records an alarm, makes it the last one on the console, and sends an alert."""
