@@ -35,8 +35,9 @@ _SOURCE_LINE = re.compile(r"\(([^()]+:\d+)\)$")
 def evaluation_line(summary: Mapping[str, Any]) -> str:
     """The summary of an evaluation as a line."""
     several = f" x {summary['samples']} samples" if summary["samples"] > 1 else ""
-    counted = f"on {prompts_of(summary)} prompts{several}"
-    parts = [f"{metric_title(summary)} {show_mean(summary)} {show_interval(summary)} {counted}"]
+    interval = f" {show_interval(summary)}" if summary["ci95"] else ""
+    mean = f"{metric_title(summary)} {show_mean(summary)}{interval}"
+    parts = [f"{mean} on {prompts_of(summary)} prompts{several}"]
     if share := summary.get("excluded"):
         parts.append(f"{share:.1%} excluded")
     names = [f"{kind}@{summary['samples']}" for kind in ("pass", "majority") if several]

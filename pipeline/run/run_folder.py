@@ -228,7 +228,7 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The summary of the last clean end; None if there was none, or the run was resumed since."""
+        """The summary of the last clean end; None: there was none, or the run was resumed since."""
         return read_json(self._summary)
 
     def write_summary(self, summary: Mapping[str, Any], **facts: Any) -> None:

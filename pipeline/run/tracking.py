@@ -212,10 +212,12 @@ class Tracker:
             ),
         )
         own = Path(self._run.dir).parent
-        address, self._sync = self._run.url, f"wandb sync --include-online {shlex.quote(str(own))}"
         if self._run.offline:  # each process writes a folder; they are uploaded in their order
             parts = f"{shlex.quote(str(own.parent))}/offline-run-*-{self.run_id}*"
             address, self._sync = str(own), f"wandb sync {parts}"
+        else:
+            sync = f"wandb sync --include-online {shlex.quote(str(own))}"
+            address, self._sync = self._run.url, sync
         self._log_event("wandb", f"W&B: {address}", address=address, sync=self._sync)
 
     def _log_step(self, metrics: Mapping[str, Any], step: int, rollouts: str | None) -> None:

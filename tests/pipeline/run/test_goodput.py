@@ -106,7 +106,7 @@ def test_a_process_that_ended_in_order_loses_nothing_and_a_step_that_did_not_end
 
 
 def test_lines_have_the_table_and_the_rates():
-    speed = {"speed/useful_tokens_per_s_chip": 8.0, "speed/mfu": 0.4, "speed/hfu": 0.6}
+    speed = {"speed/useful_tokens_per_s_chip": 8.0, "speed/mfu": 0.4}
     rows = [row(1, 26.0, **speed), row(2, 36.0, **{**speed, "speed/mfu": 0.2})]
     use = time_use(rows, [started(16.0, **START), ended(36.0)])
     assert list(time_lines(use, cost={"usd": 2.5, "usd_per_mtoken_trained": 10.0})) == [
@@ -123,13 +123,10 @@ def test_lines_have_the_table_and_the_rates():
             "10.0% padding, 10.0% idle"
         ),
         "goodput: 30.0% = 75.0% scheduling x 66.7% runtime x 60.0% program",
-        "speed: 8.0 trained tokens per second and chip; MFU 30.0%, HFU 60.0%",
+        "speed: 8.0 trained tokens per second and chip; MFU 30.0%",
         "cost: 2.50 dollars, 10.00 per million trained tokens",
     ]
     assert list(time_lines(TimeUse({}, []), cost={})) == []
-
-
-SPLITS = {"train": {"path": "train.jsonl"}, "test": {"path": "test.jsonl"}}
 
 
 DELAYS = {
@@ -145,7 +142,7 @@ DELAYS = {
 
 
 def test_planted_delays_are_in_their_phases(tmp_path: Path):
-    config = make_config(tmp_path, data=SPLITS, budget={"steps": 2})
+    config = make_config(tmp_path, budget={"steps": 2})
     durations = {call: seconds for call, (_, seconds) in DELAYS.items()}
     script = Script(durations=durations)
     run = StubRun(config, data=make_data(), script=script)

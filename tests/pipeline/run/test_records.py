@@ -65,7 +65,7 @@ def test_an_evaluation_is_journaled_shown_and_sent(
     assert entry | told == entry
     assert entry | {**returned, "ci95": [low, high]} == entry
     assert records.folder.read_rollouts(entry["file"]) == found.rows
-    said = f"validation: accuracy 0.500 [{low:.3f}, {high:.3f}] on 4 prompts, 75.0% well formed\n"
+    said = f"validation: accuracy 50.0% [{low:.1%}, {high:.1%}] on 4 prompts, 75.0% well formed\n"
     assert capsys.readouterr().out == said
     assert isinstance(records.tracker, FakeTracker)
     ((step, sent),) = records.tracker.logged

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.run.rollout_samples import distributions, sample_table
+from pipeline.run.rollout_samples import sample_table
 
 
 def record(name: str, reward: float | None, advantage: float, **more: Any) -> dict[str, Any]:
@@ -70,13 +70,3 @@ def test_a_table_has_a_column_for_each_part():
     shown = ["question", "1", "rare success", "eos", 4, 1.0, 1.5, -0.2, 1.0, 0.5, None]
     assert rows[0] == [7, "best", 3, *shown]
     assert rows[1][-3:] == [None, None, 2.0]
-
-
-def test_histograms_are_of_the_values_that_exist():
-    found = distributions(RECORDS)
-    assert found["histogram/tokens"] == [4] * 8
-    assert len(found["histogram/reward"]) == 7
-    assert distributions([record("empty", None, 0.0, logprob_mean=None)]).keys() == {
-        "histogram/tokens",
-        "histogram/advantage",
-    }

@@ -100,10 +100,5 @@ def test_the_content_of_the_file():
         "last_alarm": {"step": 12, "rule": "all_equal", "text": "groups have equal rewards"},
         "progress": 0,
         "slow": True,
-        "metrics": {
-            name: value
-            for name, value in METRICS.items()
-            if name not in {"reward/std", "hbm/learner/planned_gib"}
-            and not name.startswith("reward_parts/")
-        },
+        "metrics": METRICS,
     }

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from pipeline.run import tracking
@@ -47,7 +46,7 @@ def mode(folder: Path, wanted: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("wanted", "chosen", "reason"),
     [
-        ("auto", "offline", "there is no W&B login; `wandb login` logs in for later runs"),
+        ("auto", "offline", "`wandb login` logs in for later runs"),
         ("offline", "offline", "offline by wandb.mode"),
         ("disabled", "disabled", "disabled by wandb.mode"),
     ],
@@ -56,12 +55,7 @@ def test_the_mode_without_a_login_and_why(tmp_path: Path, wanted: str, chosen: s
     found, why = mode(tmp_path, wanted)
     assert found == chosen
     assert reason in why
-
-
-def test_configured_online_mode_without_a_login_is_refused(tmp_path: Path):
-    with pytest.raises(
-        ValueError, match=r"wandb\.mode = 'online', but this machine has no W&B login.*WANDB_"
-    ):
+    with pytest.raises(ValueError, match=r"wandb\.mode = 'online', but .* no W&B login.*WANDB_"):
         mode(tmp_path, "online")
 
 
@@ -71,9 +65,6 @@ def test_a_login_counts_only_for_its_server(
     nobody.write_text("machine wandb.example.org login user password k\n", encoding="utf-8")
     assert mode(tmp_path, "auto")[0] == "offline"
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
-    assert mode(tmp_path, "auto")[0] == "online"
-    monkeypatch.delenv("WANDB_BASE_URL")
-    nobody.write_text("machine api.wandb.ai login user password k\n", encoding="utf-8")
     assert mode(tmp_path, "auto")[0] == "online"
 
 
@@ -173,53 +164,27 @@ def test_waiting_for_a_hanging_server_is_bounded(
 
 
 @pytest.mark.slow
-def test_an_unresponsive_server_does_not_delay_the_start(
+def test_an_unresponsive_server_turns_wandb_off_and_the_next_start_sends_what_is_missing(
     tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(tracking, "START_S", 2.0)
-    server.hangs = True
-
-    async def work() -> Run:
-        run = Run(tmp_path, "online")
-        await run.start(rows=earlier(1))
-        run.log(2, 3)
+    async def work(rows: Any, *steps: int, run_id: str | None) -> Run:
+        run = Run(tmp_path, "online", run_id=run_id)
+        await run.start(rows=rows)
+        run.log(*steps)
         assert run.told == []  # the run continued before the start was known
-        assert "cannot start online (" in await run.hear("failed")
-        await run.hear("address")
-        run.log(4)
+        await run.hear("failed" if server.hangs else "address")
         await run.tracker.finish(exit_status=0)
         return run
 
-    facts = asyncio.run(work()).told[-1][1]
-    assert facts["sync"].startswith(f"wandb sync {tmp_path}/wandb/offline-run-*-")
+    server.hangs = True
+    with monkeypatch.context() as short:
+        short.setattr(tracking, "START_S", 2.0)
+        first = asyncio.run(work([], 1, 2, run_id=None))
+    ((text, _),) = first.told
+    assert text.startswith("W&B: turned off (")
     server.hangs = False
-    sync(facts["sync"])
-    assert server.steps() == [1, 2, 3, 4]
-
-
-def services() -> list[psutil.Process]:
-    """W&B's services of this process."""
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if "wandb-core" in child.name()]
-
-
-@pytest.mark.slow
-def test_a_dead_service_turns_wandb_off(tmp_path: Path, server: WandbServer):
-    async def work() -> Run:
-        async with begun(tmp_path) as run:
-            run.log(1, 2)
-            for process in services():
-                process.kill()
-            run.log(3, 4)
-            await asyncio.wait_for(run.hear("failed"), 120)
-            run.log(5)
-            await run.tracker.finish(exit_status=0)
-        return run
-
-    told = asyncio.run(work()).told
-    assert [next(iter(facts)) for _, facts in told] == ["address", "failed", "uploaded"]
-    assert told[1][0].startswith("W&B: turned off (")
-    assert "this run: wandb sync --include-online" in told[2][0]
+    asyncio.run(work(earlier(1, 2), 3, run_id=first.tracker.run_id))
+    assert server.steps() == [1, 2, 3]
 
 
 @pytest.mark.slow
@@ -264,11 +229,6 @@ def test_offline_processes_are_uploaded_together_as_one_run(tmp_path: Path, serv
 
 
 def test_what_an_offline_run_has_logged(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    export = tmp_path / "export"
-    (export / "adapter").mkdir(parents=True)
-    for name in ("model.bin", "adapter/model.bin"):
-        (export / name).write_text(name)
-
     async def work() -> Run:
         run = Run(tmp_path, "offline")
         await run.start()
@@ -277,8 +237,6 @@ def test_what_an_offline_run_has_logged(tmp_path: Path, capfd: pytest.CaptureFix
         run.tracker.alert("alarm excluded", "step 2: no rewards", level="ERROR")
         run.log(3)
         run.tracker.summarize({"steps": 3, "eval": {"n": 4, "p": None}})
-        for folder in ("export", "gone"):
-            run.tracker.log_adapter(tmp_path / folder, metadata={"version": 3})
         await run.tracker.finish(exit_status=130)
         return run
 
@@ -286,8 +244,6 @@ def test_what_an_offline_run_has_logged(tmp_path: Path, capfd: pytest.CaptureFix
     assert capfd.readouterr() == ("", "")  # the console is the run's
     run_id = run.tracker.run_id
     assert run_id is not None
-    (failed,) = (text for text, facts in run.told if "failed" in facts)
-    assert failed.startswith("W&B: the adapter is not uploaded (")
     (file,) = run_files(tmp_path, run_id)
     records = read_records(file)
 
@@ -307,10 +263,3 @@ def test_what_an_offline_run_has_logged(tmp_path: Path, capfd: pytest.CaptureFix
     }
     (alert,) = of("alert")
     assert (alert["title"], alert["level"]) == ("alarm excluded", "ERROR")
-    (logged,) = of("artifact")
-    assert logged["name"] == f"export-{run_id}"
-    (content,) = logged["manifest"]["contents"]
-    assert content["path"] == "model.bin"
-    kept = Path(content["local_path"])
-    assert kept.is_relative_to(tmp_path / "wandb")
-    assert kept.read_text() == "adapter/model.bin"
