@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.evaluate import evaluation
-from pipeline.evaluate.evaluation import Evaluation
 from pipeline.evaluate.measurement import Measured
 from pipeline.evaluate.protocol import protocol_lines
 from pipeline.evaluate.summary import (
@@ -26,8 +25,7 @@ _SHARES = {
     "unanswered": "no answer",
     "truncated": "cut off",
 }
-"""Shares in the table, by key, with their titles; those that a metric or data set lacks are not
-shown."""
+"""Titles of shares in the table by key; those that all sets lack are not shown."""
 
 
 def document(
@@ -50,8 +48,12 @@ def document(
     sets = {}
     for name, facts in data.items():
         before = base.evaluations[name]
-        after = tuned.evaluations[name] if tuned else None
-        sets[name] = {**facts, **_compared(before, after)}
+        if tuned is None:
+            sets[name] = {**facts, "base": before.summary(), "tuned": None}
+            continue
+        changes = evaluation.compare(before, tuned.evaluations[name])
+        both = {"base": changes.pop("before"), "tuned": changes.pop("after")}
+        sets[name] = {**facts, **both, **changes}
     return {
         "protocol": dict(protocol),
         "base": vars(base.adapter),
@@ -88,13 +90,6 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"note: {note}" for note in found["notes"])
 
 
-def _compared(before: Evaluation, after: Evaluation | None) -> dict[str, Any]:
-    if after is None:
-        return {"base": before.summary(), "tuned": None}
-    changes = evaluation.compare(before, after)
-    return {"base": changes.pop("before"), "tuned": changes.pop("after"), **changes}
-
-
 def _change(one: Mapping[str, Any]) -> str:
     shown = show_change(one["base"], one["tuned"], one)
     if one["paired_difference"] is None:
@@ -114,24 +109,18 @@ def _table(sets: Mapping[str, Any]) -> Iterator[list[str]]:
         if one[policy] is not None
     ]
     summaries = [summary for _, _, summary in rows]
-    shares = [key for key in _SHARES if any(key in summary for summary in summaries)]
     found = dict.fromkeys(key for summary in summaries for key in summary)
+    shares = [key for key in _SHARES if key in found]
     votes = [key for key in found if "@" in key and not key.endswith("@1")]
-
-    def share(summary: Mapping[str, Any], key: str) -> str:
-        return f"{summary[key]:.1%}" if key in summary else ""
-
-    metric, titles = metric_title(summaries[0]), [_SHARES[key] for key in shares]
-    yield ["set", "policy", "prompts", metric, "95%", *titles, "tokens", *votes]
+    titles = [_SHARES[key] for key in shares]
+    yield ["set", "policy", "prompts", metric_title(summaries[0]), "95%", *titles, "tokens", *votes]
     for name, policy, summary in rows:
-        samples = summary["samples"]
+        several = f" x {summary['samples']}" if summary["samples"] > 1 else ""
+        known = {key: f"{summary[key]:.1%}" for key in (*shares, *votes) if key in summary}
         yield [
-            name,
-            policy,
-            f"{prompts_of(summary)}" + (f" x {samples}" if samples > 1 else ""),
-            show_mean(summary),
-            show_interval(summary),
-            *(share(summary, key) for key in shares),
+            *(name, policy, f"{prompts_of(summary)}{several}"),
+            *(show_mean(summary), show_interval(summary)),
+            *(known.get(key, "") for key in shares),
             f"{summary['num_tokens_mean']:.1f}",
-            *(share(summary, key) for key in votes),
+            *(known.get(key, "") for key in votes),
         ]

@@ -200,20 +200,3 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
         assert 0 <= low <= evaluation[name]["accuracy"] <= high <= 1
     assert {"paired_p", "paired_difference", "paired_ci95"} <= evaluation.keys()
     assert {**run.tracker.summary, "eval": None} == {**run.summary, "eval": None}
-
-
-def test_truncated_sampling_distributions_are_reported_at_the_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    rollout = {"top_k": 40, "min_p": 0.05}
-    run = StubRun(make_config(tmp_path, rollout=rollout, budget={"steps": 1}))
-    run.run()
-    cut = {"top_k": 40, "top_p": 1.0, "min_p": 0.05}
-    assert run.events("truncated_rollouts") == [{**cut, "importance_cap": 0.0}]
-    shown = capsys.readouterr().out.splitlines()
-    assert (
-        sum("truncated distribution (top_k 40, top_p 1, min_p 0.05)" in line for line in shown) == 1
-    )
-    other = StubRun(make_config(tmp_path / "other", budget={"steps": 1}))
-    other.run()
-    assert other.events("truncated_rollouts") == []
