@@ -27,14 +27,7 @@ class QuestionError(ValueError):
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer of one policy.
-
-    Attributes:
-        policy: name of the policy.
-        text: the answer.
-        num_tokens: length of the answer.
-        ended: whether it ended before the token limit.
-    """
+    """The answer of one policy, and whether it ended before the token limit."""
 
     policy: str
     text: str
@@ -50,12 +43,7 @@ class Reply:
 class Conversation:
     """Asks base and tuned policy the same questions, which are independent.
 
-    Args:
-        config: of the run.
-        maker: makes prompts as the run does.
-        samplers: generate the answers.
-        adapter: path of the tuned policy's adapter; None: there is only the base.
-        temperature: 0 is greedy.
+    `adapter` is the path of the tuned policy's; None: there is only the base.
     """
 
     def __init__(
@@ -106,10 +94,7 @@ class Conversation:
     async def _reply(self, policy: str, path: str | None, request: RolloutRequest) -> Reply:
         adapter = await open_adapter(self._samplers, path)
         (generated,) = await answer(
-            self._samplers,
-            [request],
-            temperature=self._temperature,
-            adapter=adapter,
+            self._samplers, [request], temperature=self._temperature, adapter=adapter
         )
         text = self._maker.text_of(generated)
         return Reply(policy, text, len(generated.tokens), generated.stop_reason != "length")

@@ -16,12 +16,7 @@ from pipeline.types import AdapterRef
 
 
 class Exports:
-    """Writes `export/`.
-
-    Args:
-        run: its learner writes the files.
-        schedule: has the best version, and answers to compare log-probs on.
-    """
+    """Writes `export/`; the schedule has the best version, and answers to compare log-probs on."""
 
     def __init__(self, run: RunContext, schedule: EvaluationSchedule) -> None:
         self._run = run

@@ -58,10 +58,6 @@ def _with(config: Config, metric: str) -> Config:
 def check_references(config: Config, splits: Mapping[str, LoadedSplit | None]) -> None:
     """Refuses the metric `exact_answer` for prompts without reference answers.
 
-    Args:
-        config: of the run.
-        splits: the splits to evaluate, by setting.
-
     Raises:
         ValueError: with a line for each such split.
     """

@@ -23,18 +23,11 @@ def evaluations(journal: Iterable[Entry], *, uses_rewards: bool) -> list[Entry]:
 
 
 def best_facts(best: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The best validation compared with the last one: for `summary.json`, and in words.
-
-    An earlier process may have recorded its mean under another key than the last one.
-    """
+    """The best validation compared with the last one: for `summary.json`, and in words."""
     key, at, end = mean_key(best), best["step"], last["step"]
-    mean, last_mean = mean_of(best), mean_of(last)
-    facts = {"step": at, key: mean, "last_step": end, f"last_{key}": last_mean}
-    text = f"best by validation: step {at} with {show_mean(best)}; "
-    text += f"the last, step {end}, has {show_mean(last)}"
-    if _has_more_reward(best, last) and mean == last_mean:
-        text += f"; its mean reward is {best['reward']:.3f}, not {last['reward']:.3f}"
-    return facts, text
+    facts = {"step": at, key: mean_of(best), "last_step": end, f"last_{key}": mean_of(last)}
+    shown = f"best by validation: step {at} with {show_mean(best)}"
+    return facts, f"{shown}; the last, step {end}, has {show_mean(last)}"
 
 
 def best_of(validations: Iterable[Entry]) -> Entry | None:
@@ -61,13 +54,10 @@ def is_better(found: Mapping[str, Any], best: Mapping[str, Any] | None) -> bool:
     mean = mean_of(found)
     if mean is None or best is None:
         return mean is not None
-    best_mean = mean_of(best)
-    assert best_mean is not None
-    return mean > best_mean or (mean == best_mean and _has_more_reward(found, best))
-
-
-def _has_more_reward(found: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
-    reward, best_reward = found.get("reward"), best.get("reward")
+    if mean != (best_mean := mean_of(best)):
+        assert best_mean is not None
+        return mean > best_mean
     if found.get("rewards_version", 0) != best.get("rewards_version", 0):
         return False
+    reward, best_reward = found.get("reward"), best.get("reward")
     return reward is not None and best_reward is not None and reward > best_reward

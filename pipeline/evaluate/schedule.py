@@ -18,13 +18,8 @@ from pipeline.deadline import evaluation_part
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.evaluate.examples import COUNT, recorded_examples
-from pipeline.evaluate.notices import record_notice
-from pipeline.evaluate.recorded import (
-    best_facts,
-    best_of,
-    evaluations,
-    is_better,
-)
+from pipeline.evaluate.notices import EVALUATION_NOTICE, evaluation_notice
+from pipeline.evaluate.recorded import best_facts, best_of, evaluations, is_better
 from pipeline.rollout.dispatch import counting
 from pipeline.rollout.workers import OutOfTime
 from pipeline.run.history import rewards_version
@@ -38,9 +33,8 @@ _PIECES = (0.5, 0.75, 1.0)
 class EvaluationSchedule:
     """Evaluations of one run, and which version is the best.
 
-    Attributes:
-        best_facts: for `summary.json`: the best version and the last one, by validation; None:
-            `load_best` has found none.
+    `best_facts` is for `summary.json`: the best version and the last one, by validation; None:
+    `load_best` has found none.
     """
 
     def __init__(self, run: RunContext) -> None:
@@ -84,12 +78,7 @@ class EvaluationSchedule:
     async def evaluate_before(self, step: int, deadline: float | None) -> None:
         """Evaluates the policy at the start of the run on each test set, if the folder lacks it.
 
-        Args:
-            step: training steps done.
-            deadline: when the evaluation is abandoned.
-
-        Raises:
-            OutOfTime: at the deadline.
+        `step` training steps are done. Raises `OutOfTime` at the deadline.
         """
         missing = [name for name in self._tests if not self._entries(f"{name}_before")]
         if not missing:
@@ -109,16 +98,10 @@ class EvaluationSchedule:
     async def validate(
         self, step: int, deadline: float | None, *, save: Callable[[], Awaitable[None]]
     ) -> None:
-        """Validates the current version; keeps its adapter if it is the best so far.
+        """Validates the current version, `step`; keeps its adapter if it is the best so far.
 
-        Args:
-            step: the current version.
-            deadline: when the validation is abandoned.
-            save: writes a checkpoint before the adapter is kept: a resumed run must find this
-                version.
-
-        Raises:
-            OutOfTime: at the deadline.
+        `save` writes a checkpoint before the adapter is kept: a resumed run must find this version.
+        Raises `OutOfTime` at the deadline.
         """
         found = await self._timed("validation", self._validation, deadline)
         rewards = rewards_version(self._run.folder.entries())
@@ -127,20 +110,9 @@ class EvaluationSchedule:
             await self._run.workers.learner.keep_best()
         file = f"validation_{step:06d}"
         self._validated[step] = self._record("validation", step, found, file=file)
-        if found.mean is None:
-            self._run.records.event(
-                "validation_excluded",
-                f"step {step}: no answer of the validation has a score by eval.metric = "
-                f'"{self._run.config.metric}", so this version is not compared with others',
-                step=step,
-            )
 
     async def recover_best(self) -> None:
-        """Ensures that the file of the best adapter holds it: a kill may come before it does.
-
-        Raises:
-            DamagedFileError: if neither the file nor the checkpoint of the best version is there.
-        """
+        """Ensures that the file of the best adapter holds it: a kill may come before it does."""
         best = self.best
         if best is not None:
             await self._run.workers.learner.recover_best(best["step"], best["adapter_sha256"])
@@ -169,13 +141,12 @@ class EvaluationSchedule:
 
         Args:
             step: training steps done.
-            deadline: when the evaluation is abandoned.
+            deadline: when the evaluation is abandoned; then only that before training is returned.
             share: share of each set's prompts to evaluate, the first ones; base and tuned policy
                 are compared on these.
 
         Returns:
             For `summary.json`: the test split before and after, and each further set under `sets`.
-            If the deadline left no time, only the evaluation before training.
         """
         compared = {
             name: await self._test(name, step, deadline, share=share) for name in self._tests
@@ -271,11 +242,7 @@ class EvaluationSchedule:
         return [entry for entry in entries if entry["name"] == name]
 
     def _recorded(self, name: str, *, adapter: str | None = None) -> Evaluation | None:
-        """The last recorded answers, if they are of this adapter; None: there are none.
-
-        Raises:
-            DamagedFileError: as `RunFolder.read_rollouts`.
-        """
+        """The last recorded answers, if they are of this adapter; None: there are none."""
         entries = self._entries(name)
         if not entries or adapter not in {None, entries[-1]["adapter_sha256"]}:
             return None
@@ -302,6 +269,9 @@ class EvaluationSchedule:
         entry = records.evaluation(
             name, step, found.summary(), answers=found.rows, adapter=published.sha256, **more
         )
-        if step == 0:
-            record_notice(records, name, step, found, config=self._run.config)
+        told = step or any(records.folder.events(EVALUATION_NOTICE))
+        if not told and (why := evaluation_notice(found, self._run.config)) is not None:
+            what = f"{name}: {why}"
+            shown = f"WARNING: {what}"
+            records.event(EVALUATION_NOTICE, shown, evaluation=name, step=step, what=what)
         return entry

@@ -19,13 +19,7 @@ _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A share of right answers with its interval.
-
-    Attributes:
-        accuracy: mean over all answers.
-        n: number of prompts.
-        ci95: 95% interval of the accuracy.
-    """
+    """A share of right answers to `n` prompts, with its 95% interval."""
 
     accuracy: float
     n: int
@@ -61,8 +55,8 @@ def measure_accuracy(correct: np.ndarray) -> Accuracy:
 
     With several samples per prompt the interval is Wilson's for the effective number of answers:
     the number of independent answers with the variance found between the prompts' means (Kish's
-    design effect; Franco et al., J. Survey Stat. Methodol. 7, 2019, 334-364). It is at least the
-    number of prompts (identical samples) and at most that of answers (independent samples).
+    design effect; Franco et al., J. Survey Stat. Methodol. 7, 2019, 334-364), bounded by the
+    numbers of prompts and of answers.
     """
     means, samples = _means(correct)
     share = float(means.mean())
@@ -75,17 +69,14 @@ def compare_paired(before: np.ndarray, after: np.ndarray) -> PairedChange:
 
     With one sample per prompt the interval is Newcombe's method 10 (Statistics in Medicine 17,
     1998, 2635-2650): Wilson intervals of both shares, squared and added with the correlation of the
-    pairs. Unlike Wald's it has the stated coverage also for shares near 0 and 1 and for few
-    changes. The p-value is McNemar's exact one: the probability that a fair coin splits the changed
+    pairs. The p-value is McNemar's exact one: the probability that a fair coin splits the changed
     prompts at least as unevenly.
 
     With several samples the same is done with the prompts' means: their intervals are those of
     `measure_accuracy`, squared and added with the correlation of the means (MOVER; Zou and Donner,
     Statistics in Medicine 27, 2008, 1693-1702). The p-value is that of Fisher's paired
-    randomization test: without a change each prompt's difference could have either sign; p is the
-    share of the 2**n choices of signs whose sum is at least as far from 0. It is exact, not sampled
-    (Pagano and Tritchler, J. Am. Stat. Assoc. 78, 1983, 435-440), and equals McNemar's with one
-    sample per prompt.
+    randomization test (see `score_statistics.sign_flip_test`), exact, not sampled (Pagano and
+    Tritchler, J. Am. Stat. Assoc. 78, 1983, 435-440); with one sample per prompt it is McNemar's.
     """
     assert before.shape == after.shape, (before.shape, after.shape)
     before_means, samples = _means(before)

@@ -57,10 +57,7 @@ def show_change(
 ) -> str:
     """Both means and the paired difference with its interval: `0.2 -> 0.3: +0.1 [+0.0, +0.2]`.
 
-    Args:
-        before: a summary.
-        after: of the same metric.
-        compared: `paired_difference` and `paired_ci95`.
+    `compared` has `paired_difference` and `paired_ci95`.
     """
     means = f"{show_mean(before)} -> {show_mean(after)}"
     difference, bounds = compared["paired_difference"], compared["paired_ci95"]

@@ -185,7 +185,6 @@ def test_a_reward_part_is_a_metric_without_reference_answers():
         ),
     )
     # An answer without a score is excluded, not 0; nothing here is right or wrong.
-    assert judged.mean == 4.0
     assert judged.errors == {"length": ["raised: no"]}
     assert judged.summary() == {
         "metric": "length",
@@ -317,4 +316,4 @@ def test_the_accuracy_is_that_of_the_correctness_reward():
 
     judged = asyncio.run(evaluate(PROMPTS[:2], drawn, config=config, maker=MAKER, score=score))
     assert [answer.correct for answer in judged.answers] == [True, False]
-    assert (judged.mean, judged.means) == (0.5, {"accuracy": 0.5, "reward": 0.5})
+    assert judged.means == {"accuracy": 0.5, "reward": 0.5}

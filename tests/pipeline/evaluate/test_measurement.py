@@ -15,7 +15,7 @@ from configs.schema import Config
 from pipeline.data.rows import TooLong
 from pipeline.data.splits import LoadedSplit
 from pipeline.evaluate.comparison import answer_rows, document, lines
-from pipeline.evaluate.measurement import Measured, measure, open_adapter
+from pipeline.evaluate.measurement import Measured, measure
 from pipeline.evaluate.protocol import data_facts, protocol
 from pipeline.rollout.mismatch import MismatchError
 from pipeline.types import Completion, DecodeWork, OpenedAdapter, RolloutRequest
@@ -89,13 +89,13 @@ def test_each_set_is_answered_under_the_adapter(tmp_path: Path):
     assert told == [5, 2] * 2
 
 
-def test_samplers_must_hold_the_same_adapter():
-    samplers: list[Any] = [FakeAdapterSampler(Script(), salt=salt) for salt in "ab"]
-    with pytest.raises(MismatchError, match="samplers opened different adapters"):
-        asyncio.run(open_adapter(samplers, TUNED))
+def test_samplers_must_hold_the_same_adapter(tmp_path: Path):
+    samplers = [FakeAdapterSampler(Script(), salt=salt) for salt in "ab"]
+    with pytest.raises(MismatchError):
+        run(make_config(tmp_path), samplers, TUNED, [])
 
 
-def told(config: Config, *, tuned: bool = True) -> dict[str, Any]:
+def told(config: Config) -> dict[str, Any]:
     sampler = FakeAdapterSampler(Script())
     base, too_long = run(config, [sampler], None, []), (TooLong(8, 99), TooLong(9, 99))
     split = LoadedSplit(make_prompts(5), malformed=(), too_long=too_long, duplicates=0)
@@ -104,12 +104,12 @@ def told(config: Config, *, tuned: bool = True) -> dict[str, Any]:
         protocol=protocol(config),
         data={"test": facts, "more": {**facts, "too_long": 0}},
         base=base,
-        tuned=run(config, [sampler], TUNED, []) if tuned else None,
+        tuned=run(config, [sampler], TUNED, []),
         notes=["something"],
     )
 
 
-def test_the_document_has_protocol_data_and_both_policies(tmp_path: Path):
+def test_the_document_and_its_text(tmp_path: Path):
     found = told(make_config(tmp_path))
     assert json.loads(json.dumps(found))["sets"]["test"]["base"]["accuracy"] == 0.6
     one = found["sets"]["test"]
@@ -120,24 +120,12 @@ def test_the_document_has_protocol_data_and_both_policies(tmp_path: Path):
     assert (found["tuned"]["version"], found["tuned"]["what"]) == (7, "step 7")
     assert found["protocol"]["extraction"] == "tags"
     assert "seed" not in found["protocol"]
-
-
-def test_the_table(tmp_path: Path):
-    shown = list(lines(told(make_config(tmp_path, prompt={"turn": "plain", "system": "Hm."}))))
-    model = Path("nowhere").absolute()
-    assert shown[0] == f"model: {model}, float32, quantization none"
-    rounded: dict[str, Any] = {
-        "plan": {"rollout_weights": "int8", "kv_cache": "int8"},
-        "learner": {"importance_cap": 2.0},
-    }
-    first = next(iter(lines(told(make_config(tmp_path, **rounded)))))
-    assert (
-        first == f"model: {model}, float32, quantization none, rollout weights int8, KV cache int8"
-    )
-    assert shown[1] == "prompt: plain text, 0 shots, template '{question}', system 'Hm.'"
-    assert shown[2] == (
-        "answers: 1 a prompt, greedy, at most 80 tokens; judged by the last answer block"
-    )
+    shown = list(lines(found))
+    assert shown[0].startswith(f"model: {Path('nowhere').absolute()}, float32, quantization none, ")
+    assert shown[1:3] == [
+        "prompt: template '{question}', 0 shots",
+        "answers: 1 a prompt, greedy, at most 80 tokens; judged by the last answer block",
+    ]
     assert shown[3].startswith("base: the base, sha256 ")
     table = """\
 set   policy  prompts  accuracy              95%  well formed  form only  no answer  cut off  tokens
@@ -147,8 +135,7 @@ more  base          2     50.0%    [9.5%, 90.5%]       100.0%      50.0%       0
 more  tuned         2    100.0%  [34.2%, 100.0%]       100.0%       0.0%       0.0%     0.0%    43.0
 """
     assert "\n".join(shown[6:11]) + "\n" == table
-    change = "60.0% -> 80.0%: +20.0 points"
-    assert shown[12].startswith(f"test: {change} [")
+    assert shown[12].startswith("test: 60.0% -> 80.0%: +20.0 points [")
     assert shown[12].endswith("], p = 1.0e+00 (McNemar, exact); prompts gained: 1, lost: 0")
     assert shown[13] == "test: 2 rows are left out and not counted"
     assert shown[14].startswith("more: 50.0% -> 100.0%: +50.0 points [")
@@ -180,29 +167,22 @@ def test_a_reward_is_measured_and_shown(tmp_path: Path):
         {"name": "seen", "function": "a:c", "weight": 2.0},
     ]
     rewards = {"rewards": {"functions": parts}}
-    config = make_config(tmp_path, eval={"metric": "reward"}, **rewards)
-    found = told(config)
+    found = told(make_config(tmp_path, eval={"metric": "reward"}, **rewards))
     one = found["sets"]["test"]
     # Three texts have 42 characters, one 43; `brief` does not apply to the empty one.
     assert one["base"]["score"] == pytest.approx((3 * (29 + 2) + (28.5 + 2) + 2) / 5)
     assert (one["base"]["reward/seen"], one["base"]["excluded"]) == (1.0, 0.0)
-    assert "accuracy" not in one["base"]
-    assert (one["base"]["correct"], one["tuned"]["correct"]) == (0.6, 0.8)
     assert (one["paired_n"], one["paired_test"]) == (5, "sign flips, exact")
-    assert found["protocol"]["metric"] == "reward"
     assert [part["weight"] for part in found["protocol"]["rewards"]] == [0.5, 2.0]
-    shown = list(lines(found))
-    assert shown[2].endswith("at most 80 tokens; scored by the reward 0.5 x brief + 2 x seen")
-    assert shown[6].split()[:5] == ["set", "policy", "prompts", "reward", "95%"]
     part = told(make_config(tmp_path, eval={"metric": "brief"}, **rewards))
     base = part["sets"]["test"]["base"]
     # The empty completion has no score: it is left out and shown, not 0.
     assert (base["n"], base["prompts"], base["excluded"]) == (4, 5, 0.2)
-    table = [line.split() for line in lines(part)][6:8]
-    assert table[0][3:6] == ["brief", "95%", "excluded"]
-    assert table[1][2:4] == ["5", f"{base['score']:.3f}"]
-    assert "20.0%" in table[1]
-    assert list(lines(part))[2].endswith("; scored by the reward 'brief'")
+    shown = list(lines(part))
+    assert shown[2].endswith("; scored by the reward 'brief'")
+    assert shown[6].split()[3:6] == ["brief", "95%", "excluded"]
+    assert shown[7].split()[2:4] == ["5", f"{base['score']:.3f}"]
+    assert "20.0%" in shown[7]
 
 
 def test_each_answer_has_a_row(tmp_path: Path):
