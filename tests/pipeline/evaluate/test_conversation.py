@@ -66,8 +66,6 @@ def test_both_policies_are_asked_with_the_runs_prompt_and_the_same_noise(tmp_pat
     assert sampler.script.calls == ["open None", "open /runs/a"]
     (first, temperature), (second, _) = sampler.asked
     assert (first.name, temperature) == (second.name, 0.5)
-    asyncio.run(asked.ask({"question": "abc"}))
-    assert sampler.asked[2][0].name != first.name
     alone = conversation(tmp_path, sampler, adapter=None, template="{question}?")
     assert [reply.policy for reply in asyncio.run(alone.ask({"question": "abc"}))] == ["base"]
 
@@ -107,4 +105,3 @@ def test_replies_are_shown_in_columns():
         "four       | cut off)",
         "(4 tokens) |",
     ]
-    assert list(side_by_side([left], width=23))[:2] == ["base", 23 * "-"]

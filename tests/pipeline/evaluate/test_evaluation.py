@@ -23,7 +23,6 @@ from pipeline.evaluate.evaluation import (
     requests,
 )
 from pipeline.evaluate.metric import check_references
-from pipeline.evaluate.significance import compare_paired
 from rewards.base import Outcome, RewardInput
 from tests.samples import CharTokenizer, completion, make_config, make_data, make_prompts
 
@@ -108,17 +107,11 @@ def test_majority_votes(answers: tuple[str, ...], wins: bool):
 def test_before_and_after_are_compared_in_pairs():
     before = answered("<a>2</a>", "<a>0</a>", "<a>0</a>", "<a>0</a>")
     after = answered("<a>2</a>", "<a>4</a>", "<a>6</a>", "<a>0</a>")
-    change = compare_paired(before.correct, after.correct)
-    assert compare(before, after) == {
-        "before": before.summary(),
-        "after": after.summary(),
-        "paired_difference": 0.5,
-        "paired_ci95": list(change.ci95 or ()),
-        "paired_p": 0.5,  # both changes in one direction: 2 * 0.5 ** 2
-        "paired_test": "McNemar, exact",
-        "gained": 2,
-        "lost": 0,
-    }
+    found = compare(before, after)
+    assert (found["before"], found["after"]) == (before.summary(), after.summary())
+    assert (found["paired_difference"], found["gained"], found["lost"]) == (0.5, 2, 0)
+    # Both changes in one direction: 2 * 0.5 ** 2.
+    assert (found["paired_p"], found["paired_test"]) == (0.5, "McNemar, exact")
 
 
 # --- reward metrics
@@ -186,22 +179,11 @@ def test_a_reward_part_is_a_metric_without_reference_answers():
     )
     # An answer without a score is excluded, not 0; nothing here is right or wrong.
     assert judged.errors == {"length": ["raised: no"]}
-    assert judged.summary() == {
-        "metric": "length",
-        "score": 4.0,
-        "n": 2,
-        "ci95": judged.summary()["ci95"],
-        "prompts": 3,
-        "excluded": 1 / 3,
-        "reward": 8.5,
-        "reward/length": 4.0,
-        "reward/vowel": 0.5,
-        "reward/seen": 0.0,
-        "samples": 1,
-        "well_formed": 0.0,
-        "truncated": 0.0,
-        "num_tokens_mean": 4.0,
-    }
+    summary = judged.summary()
+    told = {"score": 4.0, "n": 2, "prompts": 3, "excluded": 1 / 3, "reward": 8.5}
+    told |= {"reward/length": 4.0, "reward/vowel": 0.5, "reward/seen": 0.0}
+    assert summary | told == summary
+    assert not {"accuracy", "correct", "pass@2", "unanswered", "format_only"} & summary.keys()
     assert Evaluation.of(json.loads(json.dumps(judged.rows)), metric="length") == judged
 
 
@@ -214,9 +196,6 @@ def test_right_and_wrong_are_reported_beside_a_score_where_there_are_references(
     summary = judged.summary()
     assert (summary["correct"], summary["score"], summary["n"]) == (0.5, 8.0, 1)
     assert (summary["pass@2"], summary["majority@2"]) == (1.0, 1.0)
-    assert "accuracy" not in summary
-    without = scored("<a>2</a>", "<a>1</a>", metric="length", samples=2).summary()
-    assert not {"correct", "pass@2", "majority@2", "unanswered", "format_only"} & without.keys()
 
 
 TAGGED: dict[str, Any] = {

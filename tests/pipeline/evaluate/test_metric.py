@@ -50,9 +50,6 @@ def test_a_place_of_answers_that_the_metric_does_not_use_is_refused():
     }
     config, split = make_config(Path(), **tables), make_data().test
     assert with_metric(config, {"test": split}).metric == "exact_answer"
-    saved = {"eval": {"metric": "correct"}}
-    with pytest.raises(ValueError, match=r'= "correct", a reward, .*; set prompt\.answer'):
-        with_metric(config, {"test": split}, saved=saved)
     prompts = tuple(replace(prompt, answer=None) for prompt in split.prompts)
     with pytest.raises(ValueError, match=r'= "reward", a reward, .*; set prompt\.answer'):
         with_metric(config, {"test": replace(split, prompts=prompts)})

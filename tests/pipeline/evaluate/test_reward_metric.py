@@ -14,7 +14,7 @@ from pipeline.data.splits import LoadedSplit
 from pipeline.run.history import REWARDS_CHANGED
 from pipeline.run.run_folder import RunFolder
 from rewards.base import Outcome, RewardInput
-from tests.run_process import Script, validated
+from tests.run_process import Script
 from tests.samples import PROMPTS, make_config, make_data
 from tests.stub_workers import Disk, StubRun
 
@@ -23,11 +23,11 @@ FORMAT = {"name": "format", "function": "rewards.format:well_formed", "weight": 
 
 
 class StyleScorer:
-    """Style is 1 for the doubled number, 0.25 for others, and does not apply if `silent`."""
+    """Style is 1 for the doubled number, 0.25 for others."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.silent = self.fails = False
+        self.fails = False
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
         self.script.note("scorer.score")
@@ -44,7 +44,7 @@ class StyleScorer:
         right = f"<answer>{2 * one.prompt_id}</answer>" in one.completion
         if self.fails and one.prompt_id == 1:
             return Outcome.failed("raised", "ValueError: no style")
-        return Outcome(None if self.silent and not right else 1.0 if right else 0.25)
+        return Outcome(1.0 if right else 0.25)
 
 
 def unanswered(split: LoadedSplit) -> LoadedSplit:
@@ -59,7 +59,6 @@ def styled(
     disk: Disk | None = None,
     script: Script | None = None,
     parts: Sequence[Mapping[str, Any]] = (STYLE, FORMAT),
-    silent: bool = False,
     accept: bool = False,
     **tables: Mapping[str, Any],
 ) -> StubRun:
@@ -75,20 +74,14 @@ def styled(
     config = make_config(folder, **(usual | tables))
     data = make_data(validation=PROMPTS, test=PROMPTS)
     assert data.validation is not None
-    data = replace(
-        data,
-        train=unanswered(data.train),
-        validation=unanswered(data.validation),
-        test=unanswered(data.test),
-    )
+    without = {name: unanswered(getattr(data, name)) for name in ("train", "validation", "test")}
+    data = replace(data, **without)
     disk = Disk() if disk is None else disk
     if accept:
         record_changes(RunFolder.of(config), config, {}, step=max(disk))
     process = StubRun(config, disk=disk, script=script, data=data)
     process.worker.skill = lambda version: skills[version]
-    scorer = StyleScorer(process.script)
-    scorer.silent = silent
-    process.workers.scorer = scorer
+    process.workers.scorer = StyleScorer(process.script)
     return process
 
 
@@ -105,41 +98,16 @@ def test_the_best_version_by_a_reward_is_exported_without_reference_answers(tmp_
     assert (best["step"], best["last_step"]) == (2, 3)
     assert best["score"] == pytest.approx(score(0.8))
     assert best["last_score"] == pytest.approx(score(0.6))
-    assert best["paired_difference"] == pytest.approx(0.75 * 0.2)
     found = summary["eval"]
-    assert (found["before"]["metric"], found["before"]["n"]) == ("style", PROMPTS)
     assert found["before"]["score"] == pytest.approx(score(0.2))
     assert found["after"]["score"] == pytest.approx(score(0.8))
     assert found["paired_p"] < 0.01
-    low, high = found["after"]["ci95"]
-    assert low < found["after"]["score"] < high
     assert run.script.calls[-1] == "learner.export 2"
     assert run.worker.best == (2, summary["adapter_sha256"])
-    sent = [metrics for _, metrics in run.tracker.logged if "eval/validation/score" in metrics]
-    assert [metrics["eval/validation/score"] for metrics in sent] == pytest.approx(
-        [score(skill) for skill in (0.2, 0.4, 0.8, 0.6)]
-    )
-    assert sent[0]["eval/validation/reward/format"] == 0.5
-    assert "eval/validation/accuracy" not in sent[0]
-
-
-def test_a_validation_without_any_score_is_never_the_best(tmp_path: Path):
-    # Style applies to no answer of the versions 0 and 3.
-    run = styled(tmp_path, [0.0, 0.5, 0.4, 0.0], silent=True)
-    run.run()
-    assert validated(run.folder) == [0, 1, 2, 3]  # not repeated for ever
-    summary = run.summary
-    best = summary["best"]
-    # All scores that exist are 1: the earliest version.
-    assert (best["step"], best["score"], best["last_score"]) == (1, 1.0, None)
-    assert best["paired_difference"] is None
-    assert run.script.calls[-1] == "learner.export 1"
-    before, after = summary["eval"]["before"], summary["eval"]["after"]
-    assert (before["score"], before["n"], before["excluded"]) == (None, 0, 1.0)
-    assert (after["score"], after["n"], after["excluded"], after["prompts"]) == (
-        *(1.0, PROMPTS // 2, 0.5),
-        PROMPTS,
-    )
+    sent = [
+        one for _, metrics in run.tracker.logged if (one := metrics.get("eval/validation/score"))
+    ]
+    assert sent == pytest.approx([score(skill) for skill in (0.2, 0.4, 0.8, 0.6)])
 
 
 def test_promise_5_an_error_in_an_evaluation_is_counted_and_is_not_a_zero(tmp_path: Path):

@@ -74,18 +74,6 @@ def test_the_best_version_of_a_collapsing_policy_is_exported(tmp_path: Path):
     assert len(tests) == 2
 
 
-def test_of_equal_accuracies_the_higher_mean_reward_is_the_best(tmp_path: Path):
-    run = collapsing(tmp_path, budget={"steps": 4})  # with the reward of the form
-    run.worker.skill = lambda _: 0.5
-    run.run()
-    rewards = {entry["step"]: entry["reward"] for entry in run.events("evaluated")[1:-1]}
-    best = max(rewards, key=lambda step: (rewards[step], -step))
-    assert len(set(rewards.values())) > 2
-    assert run.summary["best"]["step"] == best
-    (told,) = run.events("best")
-    assert told["accuracy"] == told["last_accuracy"] == 0.5
-
-
 def test_mean_rewards_of_other_rewards_do_not_compare():
     best = {"accuracy": 0.0, "reward": 0.1, "rewards_version": 0}
     found = {"accuracy": 0.0, "reward": 0.2, "rewards_version": 0}
@@ -103,11 +91,7 @@ def test_an_untrained_export_is_said_loudly(tmp_path: Path):
     run = collapsing(tmp_path, budget={"steps": 2})
     run.worker.skill = lambda version: 0.8 - 0.1 * version
     run.run()
-    told = run.summary["untrained_export"]
-    assert told.startswith(
-        "no validated version was better than the untrained model; the export is the untrained "
-        "model (2 validations over 2 steps, by 'exact_answer'). Likely causes: "
-    )
+    assert "(2 validations over 2 steps, by 'exact_answer')" in run.summary["untrained_export"]
 
 
 def test_without_the_newer_checkpoints_the_best_of_the_remaining_versions_is_exported(
