@@ -64,11 +64,13 @@ class Run:
         self.folder = folder
         self.tracker = Tracker(mode, run_id=run_id)
         self.told: list[tuple[str, dict[str, Any]]] = []
+        self.heard = asyncio.Event()
 
     async def start(self, *earlier: int) -> None:
         def tell(event: str, text: str, **facts: Any) -> None:
             assert event == "wandb"
             self.told.append((text, facts))
+            self.heard.set()
 
         config = make_config(self.folder, wandb={"mode": "auto", "project": "p"})
         rows = [{"step": step, "loss": step / 2} for step in earlier]
@@ -160,7 +162,15 @@ def test_the_last_upload_has_a_time_limit(
 ):
     monkeypatch.setattr(tracking, "FINISH_S", 0.1)
     installed(fails="hangs")
-    text, facts = asyncio.run(online(tmp_path, log=(1,), run_id=None)).told[-1]
+
+    async def work() -> Run:
+        run = Run(tmp_path, "online")
+        await run.start()
+        await run.heard.wait()
+        await run.tracker.finish(exit_status=0)
+        return run
+
+    text, facts = asyncio.run(work()).told[-1]
     command = "wandb sync --include-online wandb/run-1"
     assert text == f"W&B: to upload what is not uploaded of this run: {command}"
     assert facts == {"uploaded": False, "sync": command}
