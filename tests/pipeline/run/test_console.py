@@ -19,37 +19,14 @@ import pytest
 from pipeline.clock import Clock
 from pipeline.run import console as console_module
 from pipeline.run.console import Console
-from pipeline.run.status import Activity
 from tests.run_process import FakeClock
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 PROJECT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(started=0.0, now=FakeClock())
-
-
-def lines(said: list[str]) -> Console:
-    return Console("demo", write=said.append, now=lambda: NOON)
-
-
-def test_a_lost_terminal_does_not_end_the_run():
-    def lost(_: str) -> None:
-        raise OSError(5, "Input/output error")
-
-    console = Console("demo", write=lost)
-    console.step(3, {"time/step_s": 1.26})
-    assert console.status.step == 3
-
-
-def test_plans_of_a_step_replace_earlier_ones(said: list[str], clock: Clock):
+def test_plans_of_a_step_replace_earlier_ones():
+    said, clock = list[str](), Clock(started=0.0, now=FakeClock())
     console = Console("demo", clock=clock, write=said.append, now=lambda: NOON)
     console.update(steps_planned=80, deadline_s=50.0)
     clock.started = -100.0
@@ -58,23 +35,6 @@ def test_plans_of_a_step_replace_earlier_ones(said: list[str], clock: Clock):
     assert said == ["2026-11-23T12:00:00Z step 3/70  budget left 1:30  expected end 12:01Z"]
     clock.started = -110.0
     assert console.status.left_s == 80.0
-
-
-def test_activities_are_shown_while_they_last(said: list[str]):
-    console = lines(said)
-    with (
-        console.activity("sampler 0", "programs") as first,
-        console.activity("learner", "programs") as second,
-    ):
-        first(0, 16)
-        second(0, 5)
-        first(1, 16)
-        shown = (
-            Activity("sampler 0", "programs", 1, 16),
-            Activity("learner", "programs", 0, 5),
-        )
-        assert console.status.activities == shown
-    assert not console.status.activities
 
 
 def test_after_a_silence_a_line_says_what_the_run_does(monkeypatch: pytest.MonkeyPatch):
@@ -91,6 +51,7 @@ def test_after_a_silence_a_line_says_what_the_run_does(monkeypatch: pytest.Monke
         show(120, 500)
         spoken.clear()
         assert spoken.wait(60)
+    assert not console.status.activities
     assert said[-1] == "2026-11-23T12:00:00Z evaluating  validation 120 of 500 answers"
 
 
@@ -134,13 +95,12 @@ def test_an_error_is_the_end_of_the_run(tmp_path: Path, error: BaseException, en
 # --- on a terminal
 
 SCRIPT = """
-import sys
+import os, sys
 from pipeline.run.console import Console
 
 with Console("demo", phase=lambda: "sample") as console:
     console.update(
         steps_planned=80,
-        best_validation={"step": 30, "metric": "accuracy", "value": 0.59},
         last_alarm={"step": 12, "rule": "all_equal", "text": "groups have [equal] rewards"},
     )
     console.step(42, {"groups/mixed": 3.0, "groups/all_equal": 5.0, "rollout/entropy": 0.25})
@@ -149,6 +109,7 @@ with Console("demo", phase=lambda: "sample") as console:
         console.say("a line with [brackets] and " + 80 * "a long end ")
         print("printed")
         print("to stderr", file=sys.stderr)
+        console._live.refresh()
         END
 """
 
@@ -196,37 +157,24 @@ def screen(shown: str) -> list[str]:
     return [text.rstrip() for text in rows]
 
 
-def test_on_a_terminal_one_view_is_drawn_below_the_lines():
-    shown, status = on_a_terminal("console._live.refresh()")
-    assert status == 0, shown
+@pytest.mark.parametrize(
+    ("end", "status"), [("pass", 0), ("1 / 0", 1), ("os.kill(os.getpid(), 9)", -9)]
+)
+def test_one_view_is_drawn_below_the_lines_and_the_terminal_is_as_before(end: str, status: int):
+    shown, found = on_a_terminal(end)
+    assert found == status, shown
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")  # the cursor
+    assert "\x1b[?1049h" not in shown  # no other screen
+    assert "130 of 256 rollouts" in shown
     rows = screen(shown)
-    assert rows[:3] == [
-        "a line with [brackets] and " + (80 * "a long end ").strip(),
-        "printed",
-        "to stderr",
-    ]
+    long_line = "a line with [brackets] and " + (80 * "a long end ").strip()
+    assert rows[:3] == [long_line, "printed", "to stderr"]
     view = "\n".join(rows[3:])
-    assert view.count("step 42/80  sampling") == 1
+    assert view.count("step 42/80  ") == 1
     assert re.search(r"^groups +3 mixed, 5 equal$", view, re.MULTILINE)
-    assert re.search(r"^best validation +59.0% at step 30$", view, re.MULTILINE)
     assert re.search(r"^entropy +0.250$", view, re.MULTILINE)
     assert re.search(r"^last alarm +step 12: groups have \[equal\] rewards$", view, re.MULTILINE)
-    # Drawn once more at the end, when nothing is under way.
-    assert "130 of 256 rollouts" in shown
-    assert "rollouts" not in view
-
-
-@pytest.mark.parametrize(
-    ("end", "status"),
-    [
-        ("1 / 0", 1),
-        ("import os; os.kill(os.getpid(), 9)", -9),
-    ],
-)
-def test_the_terminal_is_as_before_however_the_process_ends(end: str, status: int):
-    shown, found = on_a_terminal(end)
-    assert found == status
-    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")
-    assert "\x1b[?1049h" not in shown  # no other screen
-    if found == 1:
-        assert "ZeroDivisionError" in screen(shown)[-2]
+    if status == 0:  # drawn once more at the end, when nothing is under way
+        assert "rollouts" not in view
+    if status == 1:
+        assert "ZeroDivisionError" in rows[-2]
