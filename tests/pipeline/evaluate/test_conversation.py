@@ -70,17 +70,14 @@ def test_both_policies_are_asked_with_the_runs_prompt_and_the_same_noise(tmp_pat
     assert [reply.policy for reply in asyncio.run(alone.ask({"question": "abc"}))] == ["base"]
 
 
-@pytest.mark.parametrize(
-    ("question", "message"),
-    [
+def test_invalid_questions_are_refused_with_the_reason(tmp_path: Path):
+    sampler = Echo()
+    for question, message in (
         ("abcdefgh", "this makes 9 tokens; rollout.max_prompt_tokens = 8"),
         (" ", "column 'question' is empty"),
-    ],
-)
-def test_invalid_questions_are_refused_with_the_reason(tmp_path: Path, question: str, message: str):
-    sampler = Echo()
-    with pytest.raises(QuestionError, match=message):
-        asyncio.run(conversation(tmp_path, sampler).ask({"question": question}))
+    ):
+        with pytest.raises(QuestionError, match=message):
+            asyncio.run(conversation(tmp_path, sampler).ask({"question": question}))
     assert sampler.asked == []
 
 
