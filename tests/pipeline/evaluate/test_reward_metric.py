@@ -90,26 +90,6 @@ def score(skill: float) -> float:
     return skill + 0.25 * (1 - skill)
 
 
-def test_the_best_version_by_a_reward_is_exported_without_reference_answers(tmp_path: Path):
-    run = styled(tmp_path, [0.2, 0.4, 0.8, 0.6])
-    assert run.run() == "finished"
-    summary = run.summary
-    best = summary["best"]
-    assert (best["step"], best["last_step"]) == (2, 3)
-    assert best["score"] == pytest.approx(score(0.8))
-    assert best["last_score"] == pytest.approx(score(0.6))
-    found = summary["eval"]
-    assert found["before"]["score"] == pytest.approx(score(0.2))
-    assert found["after"]["score"] == pytest.approx(score(0.8))
-    assert found["paired_p"] < 0.01
-    assert run.script.calls[-1] == "learner.export 2"
-    assert run.worker.best == (2, summary["adapter_sha256"])
-    sent = [
-        one for _, metrics in run.tracker.logged if (one := metrics.get("eval/validation/score"))
-    ]
-    assert sent == pytest.approx([score(skill) for skill in (0.2, 0.4, 0.8, 0.6)])
-
-
 def test_promise_5_an_error_in_an_evaluation_is_counted_and_is_not_a_zero(tmp_path: Path):
     run = styled(tmp_path, [1.0, 1.0])
     assert isinstance(run.workers.scorer, StyleScorer)

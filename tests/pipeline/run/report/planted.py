@@ -10,6 +10,7 @@ from pipeline.run.report.run_records import RunRecords
 
 STEPS = 12
 Change = Callable[[int], Mapping[str, float]]
+STARTED = {"event": "started", "elapsed_s": 10.0, "used_before_s": 0.0, "seconds": {"compile": 10}}
 
 
 def metrics(step: int) -> dict[str, float]:
@@ -18,33 +19,16 @@ def metrics(step: int) -> dict[str, float]:
     return {
         "step": step,
         "reward/mean": 0.3 + 0.02 * step + noise,
-        "reward/std": 0.4,
         "groups/mixed": 20.0,
         "groups/all_equal": 4.0,
-        "groups/short": 0.0,
-        "learner/grad_norm": 0.2,
         "time/step_s": 4.0,
         "time/sample_s": 1.0,
         "time/reward_s": 0.1,
         "time/learn_s": 2.9,
         "time/elapsed_s": 10.0 + 4 * step,
-        "time/scoring/correct_s": 0.1,
-        "time/devices/prefill_s": 0.1,
         "time/devices/decode_s": 0.9,
         "time/devices/update_s": 2.9,
-        "rollout/slots_useful": 0.75,
-        "learner/padded_share": 0.2,
-        "tokens/generated": 4800.0,
     }
-
-
-STARTED = {
-    "event": "started",
-    "elapsed_s": 10.0,
-    "used_before_s": 0.0,
-    "seconds": {"ray_start": 2.0, "loading": 3.0, "compile": 5.0},
-}
-"""A start of 10 s."""
 
 
 def run(
@@ -57,26 +41,13 @@ def run(
     """Records of a run: metrics of a step that differ, further entries of the journal."""
     return RunRecords(
         path=Path("runs/planted"),
-        config={
-            "run": {"name": "planted"},
-            "rollout": {"group_size": 8, "max_new_tokens": 36},
-            "rewards": {"functions": [{"name": "correct"}]},
-        },
+        config={"run": {"name": "planted"}, "rewards": {"functions": [{"name": "correct"}]}},
         journal=[{"event": "resumed", "step": 0}, STARTED, *journal],
         summary=summary or {},
         metrics=[{**metrics(step), **change(step)} for step in range(1, steps + 1)],
     )
 
 
-def alarm(rule: str, *, step: int = 10, value: float = 0.99, part: str = "") -> dict[str, Any]:
+def alarm(rule: str, *, step: int = 10) -> dict[str, Any]:
     """A journal entry."""
-    return {
-        "event": "alarm",
-        "rule": rule,
-        "part": part,
-        "step": step,
-        "value": value,
-        "threshold": 0.5,
-        "action": "log",
-        "fact": f"the value is {value:.2f}",
-    }
+    return {"event": "alarm", "rule": rule, "step": step, "fact": "the value is 0.99"}

@@ -125,13 +125,8 @@ def test_texts_of_rollouts_are_shown_and_never_interpreted(finished: Path):
 
 def test_a_killed_and_a_resumed_run(tmp_path: Path):
     config, disk = make_config(tmp_path, **STEPS), Disk()
-
-    run = StubRun(
-        config,
-        disk=disk,
-        data=make_data(validation=4),
-        script=Script(on={"learner.update 4": kill}),
-    )
+    script = Script(on={"learner.update 4": kill})
+    run = StubRun(config, disk=disk, data=make_data(validation=4), script=script)
     with pytest.raises(Killed):
         run.run()
     run.folder.close()
@@ -142,9 +137,7 @@ def test_a_killed_and_a_resumed_run(tmp_path: Path):
     assert again.run() == "finished"
     records = read_run(again.folder.path)
     assert [row["step"] for row in records.metrics] == [1, 2, 3, 4, 5, 6]
-    text = run_page(records)
-    checked(text)
-    assert "Dotted: resumed." in text
+    assert "Dotted: resumed." in run_page(records)
 
 
 def test_missing_files_are_left_out(finished: Path, tmp_path: Path):
@@ -160,16 +153,13 @@ def test_missing_files_are_left_out(finished: Path, tmp_path: Path):
     assert "A process holds the folder; it is waiting for devices." in text
 
 
-def test_smoothing_is_a_moving_mean():
-    points = [(float(x), float(x % 2) - 1) for x in range(40)]
-    found = smooth(points)
-    assert [x for x, _ in found] == [x for x, _ in points]
-    assert found[21][1] == pytest.approx(-0.4)  # five points, three of them 0
-
-
-def test_a_chart_is_the_same_each_time_and_keeps_its_labels():
+def test_a_chart_is_the_same_each_time_keeps_its_labels_and_is_smoothed():
     panel = Panel('a "title" <b> & more', [Series("x", [(1, 0.0), (2, 0.1)])])
     first = chart(panel)
     assert first == chart(panel)
     checked(first)
     assert ">0.03<" in first
+    points = [(float(x), float(x % 2) - 1) for x in range(40)]
+    found = smooth(points)
+    assert [x for x, _ in found] == [x for x, _ in points]
+    assert found[21][1] == pytest.approx(-0.4)  # five points, three of them 0
