@@ -183,10 +183,6 @@ def test_a_run_is_copied_at_its_start_after_each_checkpoint_and_at_its_end(folde
         train(folder, 3)
         kept.checkpoint({"step": 3})
         await until(lambda: copied() == content(folder.path))
-        write(folder.path, {"export/model": "exported"})
-        kept.exported({"folder": "export", "version": 3, "mean_difference": None,
-                       "reason": "first"})  # fmt: skip
-        await until(lambda: copied() == content(folder.path))
         write(folder.path, {"summary.json": "{}"})
         await mirror.finish()
 
@@ -199,7 +195,6 @@ def test_a_failure_is_reported_and_the_next_checkpoint_tries_again(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ):
     mirror, said, writes, hangs = Mirror(MEMORY), list[str](), module._write, threading.Event()
-    kept = Records(folder, FakeTracker(), Console(write=said.append), mirror)
     monkeypatch.setattr(module, "FINISH_S", 0.1)
 
     def full(*_: object) -> None:
@@ -207,10 +202,10 @@ def test_a_failure_is_reported_and_the_next_checkpoint_tries_again(
 
     async def run() -> None:
         monkeypatch.setattr(module, "_write", full)
-        mirror.start(folder.path, log_event=kept.event)
+        mirror.start(folder.path, log_event=lambda _, text, **__: said.append(text))
         await until(lambda: len(said) == 1)
         monkeypatch.setattr(module, "_write", writes)
-        kept.checkpoint({"step": 2})
+        mirror.request()
         await until(lambda: copied() == content(folder.path))
         monkeypatch.setattr(module, "_write", lambda *_: hangs.wait())
         write(folder.path, {"summary.json": "{}"})
@@ -218,13 +213,8 @@ def test_a_failure_is_reported_and_the_next_checkpoint_tries_again(
 
     asyncio.run(run())
     hangs.set()
-    assert said == [
-        f"mirror {MEMORY}: cannot be written (no space); the next copy tries again",
-        (
-            f"mirror {MEMORY}: the end of the run is not copied; the same command continues from "
-            "this host"
-        ),
-    ]
+    assert said[0] == f"mirror {MEMORY}: cannot be written (no space); the next copy tries again"
+    assert said[1].startswith(f"mirror {MEMORY}: the end of the run is not copied; the same ")
 
 
 # --- the other host

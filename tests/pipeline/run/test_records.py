@@ -92,28 +92,17 @@ def test_the_first_error_of_each_kind_is_shown_and_all_are_journaled_by_cause(
 
 
 def test_the_lines_of_a_score(records: Records, capsys: pytest.CaptureFixture[str]):
-    before = {
-        "metric": "style",
-        "score": 0.5,
-        "n": 3,
-        "prompts": 4,
-        "ci95": [0.25, 0.75],
-        "excluded": 0.25,
-        "samples": 1,
-        "well_formed": 0.75,
-    }
-    after = {**before, "score": 2e6, "excluded": 0.0, "ci95": None}
+    known = {"n": 3, "prompts": 4, "ci95": [0.25, 0.75], "excluded": 0.25}
+    before = {"metric": "style", "score": 0.5, "samples": 1, "well_formed": 0.75, **known}
     assert evaluation_line(before) == (
         "style 0.500 [0.250, 0.750] on 4 prompts, 25.0% excluded, 75.0% well formed"
     )
-    assert evaluation_line(after) == "style 2e+06 on 4 prompts, 75.0% well formed"
-    none = {**before, "score": None, "ci95": None, "n": 0, "excluded": 1.0}
-    assert evaluation_line(none).startswith("style none on 4 prompts, 100.0% excluded")
+    none = {**before, "score": None, "ci95": None}
+    assert evaluation_line(none).startswith("style none on 4 prompts, 25.0% excluded")
     change = {"paired_difference": -0.5, "paired_ci95": [-1.0, 0.125], "paired_p": 0.03125}
-    records.comparison("test", {"before": before, "after": {**after, "score": 0.0}, **change})
-    missing = dict.fromkeys(change)
-    records.comparison("test", {"before": before, "after": none, **missing})
+    records.comparison("test", {"before": before, "after": {**before, "score": 2e6}, **change})
+    records.comparison("test", {"before": before, "after": none, **dict.fromkeys(change)})
     assert capsys.readouterr().out.splitlines() == [
-        "test style 0.500 -> 0.000: -0.500 [-1.000, +0.125], paired p = 3.1e-02",
+        "test style 0.500 -> 2e+06: -0.500 [-1.000, +0.125], paired p = 3.1e-02",
         "test style 0.500 -> none: no prompt has a score in both",
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.run_process import Killed, Script, kill
 from tests.samples import make_config, make_data
 from tests.stub_workers import Disk, StubRun
 
-VOID = {"meta", "br", "input", "hr"}
 STEPS: dict[str, Any] = {
     "budget": {"steps": 6},
     "eval": {"every_steps": 2},
@@ -28,42 +26,13 @@ STEPS: dict[str, Any] = {
 }
 
 
-class Page(HTMLParser):
-    """Checks that all elements are closed in order, and that none loads something."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag not in {"script", "iframe", "object", "embed", "link", "img"}
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(str(value))
-            is_local = name == "href" and str(value).startswith("#")
-            assert is_local or name not in {"src", "href", "srcset", "action", "data"}
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.handle_endtag(tag)
-
-
 def checked(text: str) -> None:
     """Checks a page: it loads nothing, and its ids are unique."""
-    ids = Page(text).ids
+    assert not re.search(r"<(script|iframe|object|embed|link|img)\b|http|@import", text)
+    assert not re.search(r"<[^>]*\b(src|srcset|action|data)=", text)
+    assert not re.search('<[^>]*href="[^#]', text)
+    ids = re.findall(r'<[^>]* id="([^"]*)"', text)
     assert len(set(ids)) == len(ids)
-    assert "http" not in text
-    assert "@import" not in text
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,16 +74,6 @@ def test_without_evaluations_the_trend_of_the_reward_decides(slope: float, level
     assert found.level == level
     shown = found.evidence.partition(" in 100 steps")[0]
     assert float(shown.split()[2]) == pytest.approx(100 * slope, abs=0.3)
-
-
-@pytest.mark.parametrize(("metric", "steps"), [("reward", [2, 4]), ("exact_answer", [0, 2, 4])])
-def test_results_by_former_rewards_are_not_compared(metric: str, steps: list[int]):
-    changed = {"event": "rewards_changed", "after_step": 1, "changes": []}
-    same = {"event": "evaluated", "name": "validation", "accuracy": 0.5, "mean": 0.5}
-    found = [same | {"step": step, "rewards_version": step > 0} for step in (0, 2, 4)]
-    records = run(journal=[found[0], changed, *found[1:]])
-    records = replace(records, config={**records.config, "eval": {"metric": metric}})
-    assert [one["step"] for one in records.evaluations("validation")] == steps
 
 
 def test_the_best_evidence_is_the_paired_test(monkeypatch: pytest.MonkeyPatch):
