@@ -16,10 +16,9 @@ from pipeline.data.rows import TooLong
 from pipeline.data.splits import LoadedSplit
 from pipeline.evaluate.comparison import answer_rows, document, lines
 from pipeline.evaluate.measurement import Measured, measure
-from pipeline.evaluate.protocol import data_facts, protocol
+from pipeline.evaluate.protocol import data_facts, protocol, protocol_lines
 from pipeline.rollout.mismatch import MismatchError
 from pipeline.types import Completion, DecodeWork, OpenedAdapter, RolloutRequest
-from rewards.base import Outcome, RewardInput
 from tests.run_process import Script
 from tests.samples import CharTokenizer, completion, make_config, make_prompts
 
@@ -72,7 +71,6 @@ def run(config: Config, samplers: Sequence[Any], path: str | None, told: list[in
             tokenizer=CharTokenizer(),
             path=path,
             advance=told.append,
-            scorer=BriefScorer(),
         )
     )
 
@@ -142,47 +140,13 @@ more  tuned         2    100.0%  [34.2%, 100.0%]       100.0%       0.0%       0
     assert shown[15:] == ["note: something"]
 
 
-class BriefScorer:
-    """Brief is 100 less the length, for completions with any text; `seen` is 1."""
-
-    async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
-        return [
-            {
-                "brief": Outcome(100.0 - len(one.completion) if one.completion else None),
-                "seen": Outcome(1.0),
-            }
-            for one in inputs
-        ]
-
-    async def notices(self) -> list[str]:
-        return []
-
-    async def busy_s(self) -> dict[str, float]:
-        return {}
-
-
-def test_a_reward_is_measured_and_shown(tmp_path: Path):
-    parts = [
-        {"name": "brief", "function": "a:b", "weight": 0.5},
-        {"name": "seen", "function": "a:c", "weight": 2.0},
-    ]
-    rewards = {"rewards": {"functions": parts}}
-    found = told(make_config(tmp_path, eval={"metric": "reward"}, **rewards))
-    one = found["sets"]["test"]
-    # Three texts have 42 characters, one 43; `brief` does not apply to the empty one.
-    assert one["base"]["score"] == pytest.approx((3 * (29 + 2) + (28.5 + 2) + 2) / 5)
-    assert (one["base"]["reward/seen"], one["base"]["excluded"]) == (1.0, 0.0)
-    assert (one["paired_n"], one["paired_test"]) == (5, "sign flips, exact")
-    assert [part["weight"] for part in found["protocol"]["rewards"]] == [0.5, 2.0]
-    part = told(make_config(tmp_path, eval={"metric": "brief"}, **rewards))
-    base = part["sets"]["test"]["base"]
-    # The empty completion has no score: it is left out and shown, not 0.
-    assert (base["n"], base["prompts"], base["excluded"]) == (4, 5, 0.2)
-    shown = list(lines(part))
-    assert shown[2].endswith("; scored by the reward 'brief'")
-    assert shown[6].split()[3:6] == ["brief", "95%", "excluded"]
-    assert shown[7].split()[2:4] == ["5", f"{base['score']:.3f}"]
-    assert "20.0%" in shown[7]
+def test_a_reward_is_part_of_the_protocol(tmp_path: Path):
+    part = {"name": "brief", "function": "a:b", "weight": 0.5}
+    config = make_config(tmp_path, rewards={"functions": [part]}, eval={"metric": "brief"})
+    found = protocol(config)
+    assert found["rewards"] == [{**part, "args": {}}]
+    *_, answers = protocol_lines(found)
+    assert answers.endswith("greedy, at most 80 tokens; scored by the reward 'brief'")
 
 
 def test_each_answer_has_a_row(tmp_path: Path):

@@ -62,25 +62,6 @@ def test_promise_6_a_start_finds_an_export_after_an_interrupted_replacement(
     assert not [*folder.path.glob("export.*"), *folder.path.glob(".export*")]
 
 
-CORRECT = {"name": "correct", "function": "rewards.correctness:exact_answer", "weight": 1.0}
-
-
-def test_changed_rewards_are_refused_until_they_are_accepted(tmp_path: Path, folder: RunFolder):
-    folder.close()
-    functions = [{**CORRECT, "args": {"strict": True}}]
-    other = make_config(tmp_path, rewards={"functions": functions})
-    run = RunFolder.of(other)
-    with pytest.raises(ValueError, match="or with the flags below") as caught:
-        run.check(other)
-    told = "  rewards.functions.correct.args.strict: was none, now true (--accept rewards)"
-    assert str(caught.value).splitlines()[1] == told
-    run.check(other, accept=["rewards"])
-    # Where something else changed, too, accepting the rewards is not enough.
-    seed = make_config(tmp_path, rewards={"functions": functions}, run={"name": "run", "seed": 4})
-    with pytest.raises(ValueError, match=r"run\.fork:\n  run\.seed: was 3, now 4$"):
-        run.check(seed, accept=["rewards"])
-
-
 def test_a_file_in_the_place_of_folders_is_refused(tmp_path: Path):
     file = tmp_path / "README.md"
     file.touch()
