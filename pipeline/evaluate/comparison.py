@@ -7,7 +7,6 @@ from typing import Any
 
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.measurement import Measured
-from pipeline.evaluate.protocol import protocol_lines
 from pipeline.evaluate.summary import (
     metric_title,
     prompts_of,
@@ -36,14 +35,9 @@ def document(
     tuned: Measured | None,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """The result as JSON.
+    """The result as JSON; without `tuned` only the base was measured.
 
-    Args:
-        protocol: the result of `protocol.protocol`.
-        data: for each set the result of `protocol.data_facts`.
-        base: the base alone.
-        tuned: the base with the adapter; None: only the base was measured.
-        notes: remarks on the numbers.
+    `protocol`, and for each set `data`, are results of `pipeline.evaluate.protocol`.
     """
     sets = {}
     for name, facts in data.items():
@@ -73,8 +67,7 @@ def answer_rows(base: Measured, tuned: Measured | None) -> Iterator[dict[str, An
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """The document as text: protocol, table, changes, notes."""
-    yield from protocol_lines(found["protocol"])
+    """The document as text, without its protocol: table, changes, notes."""
     for policy in ("base", "tuned"):
         if found[policy] is not None:
             yield f"{policy}: {found[policy]['what']}, sha256 {found[policy]['sha256'][:12]}"
@@ -83,21 +76,15 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     for name, one in found["sets"].items():
         if one["tuned"] is not None:
-            yield f"{name}: {_change(one)}"
+            change = f"{name}: {show_change(one['base'], one['tuned'], one)}"
+            if one["paired_p"] is not None:
+                change += f", p = {one['paired_p']:.1e} ({one['paired_test']}); prompts gained: "
+                change += f"{one['gained']}, lost: {one['lost']}"
+            yield change
         left_out = one["malformed"] + one["too_long"]
         if left_out:
             yield f"{name}: {left_out} rows are left out and not counted"
     yield from (f"note: {note}" for note in found["notes"])
-
-
-def _change(one: Mapping[str, Any]) -> str:
-    shown = show_change(one["base"], one["tuned"], one)
-    if one["paired_difference"] is None:
-        return shown
-    return (
-        f"{shown}, p = {one['paired_p']:.1e} ({one['paired_test']}); "
-        f"prompts gained: {one['gained']}, lost: {one['lost']}"
-    )
 
 
 def _table(sets: Mapping[str, Any]) -> Iterator[list[str]]:

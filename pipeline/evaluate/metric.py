@@ -71,9 +71,8 @@ def check_references(config: Config, splits: Mapping[str, LoadedSplit | None]) -
             whole = missing == len(split.prompts)
             rows = "its rows have" if whole else f"{missing} of its {len(split.prompts)} rows have"
             mistakes.append(
-                f"{name}: {rows} no reference answer in column {config.data.answer_column!r}, and "
-                f'eval.metric = "{EXACT_ANSWER}" compares with it; set data.answer_column, or '
-                f'eval.metric to "{WEIGHTED_SUM}" or the name of a reward part: {parts}'
+                f"{name}: {rows} no reference answer in column {config.data.answer_column!r}; set "
+                f'data.answer_column, or eval.metric to "{WEIGHTED_SUM}" or a reward part: {parts}'
             )
     if mistakes:
         raise ValueError("\n".join(mistakes))

@@ -1,11 +1,10 @@
-"""The evaluation protocol as JSON and as text: what makes accuracies comparable."""
+"""The evaluation protocol as JSON: what makes accuracies comparable."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from configs.evaluation import EXACT_ANSWER
 from configs.schema import Config, Source
 from configs.task import AnswerPlace
 from pipeline.data.splits import LoadedSplit, fingerprint
@@ -62,21 +61,3 @@ def data_facts(source: Source, split: LoadedSplit) -> dict[str, Any]:
         "too_long": len(split.too_long),
         "fingerprint": fingerprint(split),
     }
-
-
-def protocol_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """What of `protocol` a reader needs to compare two results."""
-    yield (
-        f"model: {found['model']}, {found['dtype']}, quantization {found['quantization']}, "
-        f"rollout weights {found['rollout_weights']}, KV cache {found['kv_cache']}"
-    )
-    prompt = found["prompt"]
-    yield f"prompt: template {prompt['template']!r}, {len(prompt['shots'])} shots"
-    sampling = ("temperature", "top_k", "top_p", "min_p", "seed")
-    shown = [f"{name} {found[name]:g}" for name in sampling if name in found]
-    how = ", ".join(shown) if found["temperature"] else "greedy"
-    judged = f"judged by {PLACES[found['extraction']]}"
-    if found["metric"] != EXACT_ANSWER:
-        judged = f"scored by the reward {found['metric']!r}"
-    limit = f"at most {found['max_new_tokens']} tokens"
-    yield f"answers: {found['samples']} a prompt, {how}, {limit}; {judged}"

@@ -28,17 +28,14 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class PairedChange:
-    """The change of accuracies or scores of the same prompts.
+    """The change of accuracies or scores of the same `n` prompts; None without any.
 
     Attributes:
-        difference: mean of the differences, after minus before; None without prompts.
-        ci95: 95% interval of the difference; None without prompts, and of scores as in
-            `score_statistics.MeanScore`.
-        p: p-value of the null hypothesis that nothing changed; None without prompts.
-        test: name of the test.
+        difference: mean of the differences, after minus before.
+        ci95: its 95% interval; of scores as in `score_statistics.MeanScore`.
+        p: p-value of the null hypothesis that nothing changed, by the named test.
         gained: number of prompts with more right answers, or a higher score, than before.
         lost: number of prompts with fewer, or a lower one.
-        n: number of prompts.
     """
 
     difference: float | None = None

@@ -64,8 +64,8 @@ def test_exact_answers_need_reference_answers():
     with pytest.raises(ValueError, match="no reference answer") as caught:
         check_references(config, splits)
     first, second = str(caught.value).splitlines()
-    assert first.startswith("data.test: its rows have no reference answer in column 'answer', and ")
+    assert first.startswith("data.test: its rows have no reference answer in column 'answer'; ")
     assert second.startswith("eval.sets (x): 1 of its 4 rows have no reference answer in column")
-    assert second.endswith('to "reward" or the name of a reward part: correct, format')
+    assert second.endswith('to "reward" or a reward part: correct, format')
     check_references(config, {"data.test": test, "data.validation": None})
     check_references(make_config(Path(), eval={"metric": "format"}), splits)
