@@ -1,12 +1,9 @@
 """The metric on a split by the `eval` protocol, with the prompts, tags and judges of training.
 
 The metric is the accuracy, or the mean score of a reward. A reward that gives 1 to right answers
-and 0 to wrong ones is an accuracy (`Config.has_accuracy_reward`). Reward functions are called for
-reward metrics, and for validations, whose ties their weighted sum breaks. They score as in
-training, except that an error excludes one answer, whatever `on_error` is, and that
-`rewards.shuffle` does not apply.
-
-The result depends only on prompts, protocol and policy, not on batch size, padding or sampler.
+and 0 to wrong ones is an accuracy (`Config.has_accuracy_reward`). Rewards score as in training,
+except that an error excludes one answer, whatever `on_error` is, and that `rewards.shuffle` does
+not apply. The result depends only on prompts, protocol and policy.
 """
 
 from __future__ import annotations
@@ -56,14 +53,13 @@ class Answer:
 
     Attributes:
         text: `prompt.answer_prefix` and the completion.
-        answer: the reference answer; None if the dataset has none.
+        answer: the reference answer, if there is one.
         found: the answer in the text; None: there is none, or no reference answer.
         correct: whether it is right: by the metric if that is a reward and an accuracy, else
             whether `found` equals `answer`; None where that is not known.
         well_formed: whether the text has the requested format and ended before the token limit.
         rewards: the parts, as in `Rollout.rewards`; empty if the answer was not scored.
-        score: of a reward metric: its value; None: excluded, by an error or because the metric
-            does not apply.
+        score: value of a reward metric; None: excluded, by an error or because it does not apply.
         errors: why parts failed, by name.
         reward: the weighted sum of the parts; None: excluded, or not scored.
     """
@@ -97,10 +93,7 @@ class Evaluation:
 
     @staticmethod
     def of(
-        rows: Sequence[Mapping[str, Any]],
-        *,
-        metric: str = EXACT_ANSWER,
-        of_accuracy: bool = False,
+        rows: Sequence[Mapping[str, Any]], *, metric: str = EXACT_ANSWER, of_accuracy: bool = False
     ) -> Evaluation:
         """Reads the result of `rows`."""
         return Evaluation(tuple(Answer(**row) for row in rows), metric, of_accuracy)
@@ -154,13 +147,9 @@ class Evaluation:
         return self._array([answer.score for answer in self.answers], float)
 
     @property
-    def errors(self) -> dict[str, list[str]]:
-        """Why parts of the reward failed, answer by answer, by part."""
-        found: dict[str, list[str]] = {}
-        for answer in self.answers:
-            for name, error in answer.errors.items():
-                found.setdefault(name, []).append(error)
-        return found
+    def errors(self) -> list[tuple[str, str]]:
+        """Parts of the reward that failed, and why, answer by answer."""
+        return [error for answer in self.answers for error in answer.errors.items()]
 
     @property
     def is_accuracy(self) -> bool:
@@ -214,9 +203,8 @@ class Evaluation:
 
         With a reward metric `n` and `ci95` are those of the prompts that have a score, out of
         `prompts`; `excluded` is the share of answers without one. If it is no accuracy, `score` is
-        in its place, and `correct` is the share of right answers. Answers that the reward functions
-        scored have `reward`, the mean weighted sum, and `reward/NAME`, the mean of each part where
-        it has a value.
+        in its place, and `correct` is the share of right answers. `reward` and `reward/NAME` are
+        the means of the weighted sum and of each part, where the reward functions scored.
         """
         return {
             "metric": self.metric,
@@ -243,14 +231,12 @@ class Evaluation:
         return {**facts, "prompts": self.prompts, "excluded": excluded}
 
     def _reward_facts(self) -> dict[str, float]:
-        parts = dict.fromkeys(name for answer in self.answers for name in answer.rewards)
-        values = {
-            name: [one for a in self.answers if (one := a.rewards.get(name)) is not None]
-            for name in parts
-        }
-        means = {f"reward/{name}": float(np.mean(own)) for name, own in values.items() if own}
-        reward = self.reward
-        return means if reward is None else {"reward": reward, **means}
+        values: dict[str, list[float]] = {}
+        for name, value in (part for answer in self.answers for part in answer.rewards.items()):
+            if value is not None:
+                values.setdefault(f"reward/{name}", []).append(value)
+        means = {name: float(np.mean(own)) for name, own in values.items()}
+        return means if self.reward is None else {"reward": self.reward, **means}
 
     def _reference_facts(self) -> dict[str, float | None]:
         known = [answer for answer in self.answers if answer.correct is not None]

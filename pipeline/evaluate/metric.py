@@ -16,16 +16,11 @@ def with_metric(
     *,
     saved: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The configuration with `eval.metric` set.
+    """The configuration with `eval.metric` set, for the splits to evaluate.
 
     An unset one is that of the run that is resumed, so that its evaluations stay comparable; else
     `Config.metric`, with the weighted sum of the rewards in place of `exact_answer` if no row has a
-    reference answer.
-
-    Args:
-        config: of the run.
-        splits: the splits to evaluate.
-        saved: the configuration with which the run was last started; None: it is new.
+    reference answer. `saved` is the configuration of the run's last start; None: it is new.
 
     Raises:
         ValueError: if the rewards no longer have the metric of the run that is resumed, or if the

@@ -12,10 +12,7 @@ from pipeline.run.history import Entry, rewards_version, valid_entries
 def evaluations(journal: Iterable[Entry], *, uses_rewards: bool) -> list[Entry]:
     """The entries of evaluations that count, oldest first.
 
-    Args:
-        journal: all entries.
-        uses_rewards: whether the metric is a reward: then those by former rewards do not count,
-            because scores by different rewards are not comparable.
+    If the metric is a reward (`uses_rewards`), those by former rewards do not: they do not compare.
     """
     entries = list(journal)
     found, version = valid_entries(entries, {"evaluated"}), rewards_version(entries)
@@ -45,11 +42,8 @@ def best_of(validations: Iterable[Entry]) -> Entry | None:
 def is_better(found: Mapping[str, Any], best: Mapping[str, Any] | None) -> bool:
     """Whether a validation is better than the best one: by the metric, then by the mean reward.
 
-    Mean rewards are compared only if the rewards did not change in between.
-
-    Args:
-        found: its mean as in a summary, `reward` and `rewards_version`.
-        best: the journal entry of the best one; None: there is none.
+    Mean rewards are compared only if the rewards did not change in between. `found` has its mean as
+    in a summary, `reward` and `rewards_version`, as has the journal entry of the best one.
     """
     mean = mean_of(found)
     if mean is None or best is None:

@@ -7,6 +7,7 @@ and exported. When to evaluate is the coordinator's decision.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -139,11 +140,8 @@ class EvaluationSchedule:
     ) -> dict[str, Any]:
         """Evaluates the loaded version on each test set, unless an earlier end has done so.
 
-        Args:
-            step: training steps done.
-            deadline: when the evaluation is abandoned; then only that before training is returned.
-            share: share of each set's prompts to evaluate, the first ones; base and tuned policy
-                are compared on these.
+        `share` is that of each set's prompts to evaluate, the first ones, on which base and tuned
+        policy are compared. At the deadline what has no answers is left out.
 
         Returns:
             For `summary.json`: the test split before and after, and each further set under `sets`.
@@ -165,13 +163,9 @@ class EvaluationSchedule:
         if found is None:
             found = await self._evaluate_share(name, prompts, share, deadline)
             if (count := found.prompts) < len(prompts):
-                run.records.event(
-                    "evaluation_shortened",
-                    f"{name}: there is time for {count} of {len(prompts)} prompts",
-                    name=name,
-                    prompts=count,
-                    of=len(prompts),
-                )
+                facts = {"name": name, "prompts": count, "of": len(prompts)}
+                text = f"{name}: there is time for {count} of {len(prompts)} prompts"
+                run.records.event("evaluation_shortened", text, **facts)
             if not count:
                 return {} if before is None else {"before": before.summary()}
             version = step if self.best_facts is None else self.best_facts["step"]
@@ -256,16 +250,11 @@ class EvaluationSchedule:
         """Records answers of the loaded adapter; see `Records.evaluation`."""
         records, published = self._run.records, self._run.workers.published
         assert published is not None
-        for part, errors in found.errors.items():
-            records.event(
-                "evaluation_errors",
-                f"{name}: {len(errors)} answer(s) without reward {part!r}, first: {errors[0]}",
-                evaluation=name,
-                step=step,
-                name=part,
-                count=len(errors),
-                first=errors[0],
-            )
+        for part, count in Counter(part for part, _ in found.errors).items():
+            first = next(why for failed, why in found.errors if failed == part)
+            text = f"{name}: {count} answer(s) without reward {part!r}, first: {first}"
+            facts = {"evaluation": name, "step": step, "name": part, "count": count, "first": first}
+            records.event("evaluation_errors", text, **facts)
         entry = records.evaluation(
             name, step, found.summary(), answers=found.rows, adapter=published.sha256, **more
         )

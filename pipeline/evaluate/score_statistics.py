@@ -1,6 +1,4 @@
-"""Confidence intervals of mean scores, and paired comparison of two of them.
-
-For metrics with real values; `significance` has the intervals and tests of shares of right answers.
+"""Confidence intervals of mean scores with real values, and paired comparison of two of them.
 
 Scores are float arrays `prompts samples`, NaN where an answer has none, with the same prompts in
 the same order before and after. Samples of one prompt are not independent, so the unit of analysis

@@ -103,12 +103,8 @@ def compare_paired(before: np.ndarray, after: np.ndarray) -> PairedChange:
 def pass_at(correct: np.ndarray, k: int) -> float:
     """The probability that at least one of `k` samples is right, mean over the prompts.
 
-    Unbiased (Chen et al., arXiv:2107.03374): for a prompt with c right samples of n it is
-    1 - C(n - c, k) / C(n, k).
-
-    Args:
-        correct: bool `prompts samples`.
-        k: at most the number of samples.
+    Unbiased (Chen et al., arXiv:2107.03374): for a prompt with c right samples of n, at least `k`,
+    it is 1 - C(n - c, k) / C(n, k). `correct` is bool `prompts samples`.
     """
     samples = correct.shape[1]
     assert 1 <= k <= samples, (k, samples)

@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ACCURACY, SCORE = "accuracy", "score"
-NO_VALUE = "none"
+_NO_VALUE = "none"
 """Shown for a mean or an interval that does not exist."""
-_MOST_SHOWN = 1e6
-"""Larger numbers are shown with an exponent."""
 
 
 def mean_key(summary: Mapping[str, Any]) -> str:
@@ -48,7 +46,7 @@ def show_interval(summary: Mapping[str, Any]) -> str:
     """The 95% interval of the mean in brackets."""
     bounds: Sequence[float] | None = summary["ci95"]
     if bounds is None:
-        return NO_VALUE
+        return _NO_VALUE
     return f"[{', '.join(_shown(bound, summary) for bound in bounds)}]"
 
 
@@ -79,9 +77,9 @@ def show_number(value: float) -> str:
 
 def _shown(value: float | None, summary: Mapping[str, Any]) -> str:
     if value is None:
-        return NO_VALUE
+        return _NO_VALUE
     return f"{value:.1%}" if ACCURACY in summary else show_number(value)
 
 
 def _number_format(value: float) -> str:
-    return ".3f" if abs(value) < _MOST_SHOWN else ".3g"
+    return ".3f" if abs(value) < 1e6 else ".3g"

@@ -164,7 +164,7 @@ def test_a_reward_part_is_a_metric_without_reference_answers():
     )
     # An answer without a score is excluded, not 0; nothing here is right or wrong.
     assert (failed.score, failed.reward, failed.errors["length"]) == (None, None, "raised: no")
-    assert judged.errors["length"] == ["raised: no"]
+    assert judged.errors == [("length", "raised: no"), ("correct", "raised: no")]
     summary = judged.summary()
     told = {"score": 4.0, "n": 2, "prompts": 3, "excluded": 1 / 3, "reward": 8.5}
     told |= {"reward/length": 4.0, "reward/vowel": 0.5, "reward/correct": 0.5}

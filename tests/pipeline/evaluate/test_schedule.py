@@ -95,7 +95,7 @@ def test_without_the_newer_checkpoints_the_best_of_the_remaining_versions_is_exp
     disk, skills = Disk(), [0.2, 0.3, 0.6, 0.5, 0.7, 0.1]
 
     def validated_every_other_step(*, steps: int) -> StubRun:
-        tables = {"budget": {"steps": steps}, "checkpoint": {"every_steps": 1}}
+        tables: dict[str, Any] = {"budget": {"steps": steps}, "checkpoint": {"every_steps": 1}}
         run = collapsing(tmp_path, disk=disk, eval={"every_steps": 2}, **tables)
         run.worker.skill = lambda version: skills[version]
         run.run()

@@ -98,7 +98,7 @@ def test_a_process_that_ended_in_order_loses_a_step_that_did_not_end():
     ]
     use = time_use([row(1, 26.0)], journal, used_s=46.0)
     kept = {"checkpoint": 1.0, "end": 2.0, "lost": 2.0 + 5.0}
-    assert use.seconds | kept == use.seconds
+    assert {**use.seconds, **kept} == use.seconds
     assert use.wall_s == 50.0
 
 

@@ -71,7 +71,9 @@ def test_a_record_has_all_of_a_rollout():
     assert recorded(rollout()) == RECORD
     outcome: dict[str, Any] = {"rewards": {"correct": None}, "reward": None, "excluded": "died"}
     failed = rollout(CHAT, **outcome, errors={"correct": RewardError("died", "ended its process")})
-    told = {"errors": {"correct": {"cause": "died", "message": "ended its process"}}}
+    told: dict[str, Any] = {
+        "errors": {"correct": {"cause": "died", "message": "ended its process"}}
+    }
     told |= {**outcome, "answer": None, "messages": CHAT.messages, "source": "more"}
     assert recorded(failed) == RECORD | told
     # Three segments of different versions.
