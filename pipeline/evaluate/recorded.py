@@ -28,10 +28,7 @@ def best_facts(best: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[dict[s
 
 
 def best_of(validations: Iterable[Entry]) -> Entry | None:
-    """The best validation: by the metric, then the mean reward.
-
-    Of equal ones it is the earliest. A validation of which no answer has a score is none.
-    """
+    """The best validation, of equal ones the earliest; one without any score is none."""
     best = None
     for entry in validations:
         if is_better(entry, best):

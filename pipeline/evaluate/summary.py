@@ -53,10 +53,7 @@ def show_interval(summary: Mapping[str, Any]) -> str:
 def show_change(
     before: Mapping[str, Any], after: Mapping[str, Any], compared: Mapping[str, Any]
 ) -> str:
-    """Both means and the paired difference with its interval: `0.2 -> 0.3: +0.1 [+0.0, +0.2]`.
-
-    `compared` has `paired_difference` and `paired_ci95`.
-    """
+    """Both means and the paired difference with its interval: `0.2 -> 0.3: +0.1 [+0.0, +0.2]`."""
     means = f"{show_mean(before)} -> {show_mean(after)}"
     difference, bounds = compared["paired_difference"], compared["paired_ci95"]
     if difference is None:

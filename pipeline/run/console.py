@@ -39,10 +39,6 @@ _OWN_LINES = {"device_wait"}
 """Phases that say themselves what they wait for."""
 
 
-def _print(text: str) -> None:
-    print(text, flush=True)
-
-
 class Console:
     """Shows a run; a context manager, inside of which the view is drawn and `status.json` written.
 
@@ -62,7 +58,7 @@ class Console:
         clock: Clock | None = None,
         phase: Callable[[], str | None] = lambda: None,
         status_file: Path | None = None,
-        write: Callable[[str], None] = _print,
+        write: Callable[[str], None] = lambda text: print(text, flush=True),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._clock, self._phase, self._file = clock, phase, status_file

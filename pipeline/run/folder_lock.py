@@ -17,13 +17,7 @@ class LockedFolder:
     """A new folder that this process holds locked; deletes the folders of killed processes.
 
     The kernel releases the locks of a process however it ends, so an unlocked folder is unused.
-
-    Args:
-        parent: existing folder in which the new one is created.
-        prefix: prefix of the folder's name, and of the names of folders that may be deleted.
-
-    Attributes:
-        path: the folder.
+    Those whose names have the prefix may be deleted.
 
     Raises:
         OSError: if it cannot be created.

@@ -65,8 +65,7 @@ class TimeUse:
         seconds: of the driver by phase, in the order of `PHASES`.
         rows: metrics of the steps that count.
         starts: number of processes that came to train.
-        first_step_s: seconds up to the end of the first of these steps, all waits included; None:
-            there is none.
+        first_step_s: seconds up to the end of the first of these steps, all waits included.
     """
 
     seconds: Mapping[str, float]
@@ -138,13 +137,9 @@ class TimeUse:
 
 
 def time_use(rows: Iterable[Row], journal: Iterable[Row], *, used_s: float = 0.0) -> TimeUse:
-    """Where the time of a run went.
+    """Where the time of a run went, by all rows and entries of its records.
 
-    Args:
-        rows: of `metrics.jsonl`.
-        journal: all entries.
-        used_s: seconds that the run has used, on the scale of `time/elapsed_s`: of a run that has
-            no process now.
+    `used_s` are the seconds that a run without a process has used, as `time/elapsed_s` counts them.
     """
     rows = [row for row in rows if "time/elapsed_s" in row]
     parts, starts, ended_s = [phase_seconds(row) for row in rows], list[Row](), None
@@ -186,11 +181,7 @@ def step_seconds(row: Row) -> float:
 
 
 def device_seconds(row: Row) -> dict[str, float]:
-    """Seconds of the chips in a step, a mean over them: useful work, and the rest.
-
-    Returns:
-        By `DEVICE_PHASES`, and `empty slots`, `padding` and `idle`.
-    """
+    """Seconds of the chips in a step, a mean over them: useful work by phase, and the rest."""
     prefill_s, decode_s, update_s = (
         row.get(f"time/devices/{name}_s", 0.0) for name in DEVICE_PHASES
     )

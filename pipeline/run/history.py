@@ -19,11 +19,7 @@ def valid_entries(entries: Iterable[Entry], events: Collection[str]) -> list[Ent
     """Entries of these events, oldest first, without those that a later resume rolled back.
 
     An entry is rolled back if a later resume starts after an earlier `step`; one without a `step`
-    never is.
-
-    Args:
-        entries: the journal.
-        events: kinds of entries, but for `RESUMED`.
+    never is. The events are others than `RESUMED`.
     """
     found: list[Entry] = []
     for entry in entries:

@@ -43,7 +43,6 @@ class Hardware:
 
     Attributes:
         chips: chips of a process, by kind of process; a colocated run has a learner only.
-        total_chips: all chips of the run.
         chip_hour_usd: price of a chip-hour; None: unknown.
         parameters: of the base; 0: unknown, as is what follows.
         flops: peak operations per second of a chip in bfloat16; 0: not published.
@@ -97,16 +96,9 @@ def _planned_bytes(case: PlanCase, sizes: Sizes) -> dict[str, int]:
 
 
 def speeds(row: Mapping[str, float], hardware: Hardware, *, passes: int) -> Figures:
-    """Speeds of a step, and what it uses of the chips; what is not defined is left out.
+    """Tokens per second of a step (`useful` per chip) and of its phases, all processes; `mfu`.
 
-    Args:
-        row: metrics of the step.
-        hardware: of the run.
-        passes: of the learner over the batch.
-
-    Returns:
-        Tokens per second of the step (`generated`, `trained`; `useful` per chip) and of a phase,
-        of all processes together; `mfu`.
+    What is not defined is left out. The learner passes `passes` times over the batch.
     """
     chips, learning = hardware.total_chips, hardware.chips[LEARNER]
     sampling = chips - learning if SAMPLERS in hardware.chips else learning
@@ -142,10 +134,7 @@ class RunMeter:
     ) -> dict[str, Any]:
         """What the journal says of the time of a start; the clock begins anew.
 
-        Args:
-            uses: of the workers since they began.
-            elapsed_s: seconds that the run has used, those of its earlier processes included.
-            used_before_s: these.
+        `used_before_s` are the seconds that earlier processes have used, of `elapsed_s`.
         """
         seconds = self.phases.take()
         compile_s = max((use.seconds.get("compile", 0.0) for use in uses.values()), default=0.0)
@@ -169,12 +158,7 @@ class RunMeter:
     ) -> Figures:
         """Further metrics of a step: seconds of devices, goodput, speed, cost, memory.
 
-        Args:
-            row: its metrics so far, with `time/elapsed_s` and those of `driver_metrics`.
-            uses: of all workers in the step.
-            passes: of the learner over the batch.
-            progress: the step included.
-            sizes: of the step.
+        `row` are its metrics so far, with `time/elapsed_s` and those of `driver_metrics`.
         """
         found = {
             f"time/devices/{phase}_s": self._mean_over_chips(uses, phase) for phase in DEVICE_PHASES

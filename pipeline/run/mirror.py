@@ -250,8 +250,7 @@ def fetch_run(config: Config, *, say: Callable[[str], None]) -> None:
         raise
     except Exception as error:  # noqa: BLE001  # of any library of a store, or of the disk
         raise ValueError(
-            f"{url} cannot be used: {first_line(error)}; nothing was started, because the run may "
-            "be there. Give the command again when it answers"
+            f"{url} cannot be used: {first_line(error)}; nothing was started: the run may be there"
         ) from None
 
 

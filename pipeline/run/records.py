@@ -81,13 +81,10 @@ class Records:
         rollouts: str | None = None,
         trained: bool = True,
     ) -> None:
-        """Records the metrics of a step that are finite numbers.
+        """Records the metrics of a step, counted from 1, that are finite numbers.
 
-        Args:
-            step: counted from 1.
-            metrics: of the step.
-            rollouts: name of the file of its rollouts, which is there: W&B's thread reads it.
-            trained: false: a resume repeats the step, and W&B keeps the first row of a step.
+        The file of its `rollouts` is there: W&B's thread reads it. A resume repeats a step that is
+        not `trained`, and W&B keeps the first row of a step.
         """
         metrics = finite(metrics)
         self.folder.write_metrics({"step": step, **metrics})
@@ -98,8 +95,7 @@ class Records:
     def reward_errors(self, step: int, errors: Mapping[str, Sequence[RewardError]]) -> None:
         """Journals the errors of each part by cause; shows the first of each kind.
 
-        Errors are of one kind if part, cause and source line are equal. The messages of the
-        same line differ with the data that it failed on.
+        Errors are of one kind if part, cause and source line are equal: messages have data.
         """
         log = self.folder.path / "rewards.log"
         for name, found in errors.items():
@@ -120,14 +116,9 @@ class Records:
 
     def skipped_update(self, step: int, why: str, *, batch: str) -> None:
         """Shows and journals a skipped update and the file with its batch."""
-        self.event(
-            "update_skipped",
-            f"step {step}: the update was skipped: {why}; its batch is in "
-            f"{self.folder.rollouts / batch}.jsonl",
-            step=step,
-            why=why,
-            batch=f"{self.folder.rollouts.name}/{batch}.jsonl",
-        )
+        file = f"{self.folder.rollouts.name}/{batch}.jsonl"
+        text = f"step {step}: the update was skipped: {why}; its batch is in {file}"
+        self.event("update_skipped", text, step=step, why=why, batch=file)
 
     def evaluation(
         self,
@@ -151,7 +142,8 @@ class Records:
             file: name for `RunFolder.write_rollouts`; None: `name`.
             version: the policy version that was evaluated; None: the one of this step.
 
-        Returns the journal entry.
+        Returns:
+            The journal entry.
         """
         file = file or name
         self.folder.write_rollouts(file, answers)

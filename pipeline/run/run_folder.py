@@ -45,11 +45,7 @@ _BEFORE_RUN = frozenset({_LOCK, "start", _STATUS, f"{_STATUS}.tmp", _REWARDS_LOG
 
 
 class RunFolder:
-    """Paths and files of one run.
-
-    Args:
-        path: `run.dir`/`run.name`.
-    """
+    """Paths and files of one run, in `run.dir`/`run.name`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,9 +70,7 @@ class RunFolder:
     def check(self, config: Config, *, accept: Collection[str] = ()) -> None:
         """Refuses to resume a run that another process runs, or that has other settings.
 
-        Args:
-            config: of the resume.
-            accept: settings that may have changed; see `configs.resume.is_accepted`.
+        `accept` are settings that may have changed; see `configs.resume.is_accepted`.
 
         Raises:
             ValueError: if another process holds the folder, if its run has other settings (with

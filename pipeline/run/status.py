@@ -51,20 +51,16 @@ class Activity:
 
 @dataclass(frozen=True)
 class Status:
-    """What a run does now.
+    """What a run does now; None: not known yet, or there is none.
 
     Attributes:
-        run: its name.
         phase: of the driver, see `pipeline.clock`; at the end how the run ended.
         step: training steps done.
-        steps_planned: as planned now; None: not known yet.
-        best_validation: `step`, `metric` (see `metric_title`), `value`; None: there was none.
-        last_alarm: `step` (counted from 1), `rule`, `text`; None: there was none.
+        best_validation: `step`, `metric` (see `metric_title`), `value`.
+        last_alarm: `step` (counted from 1), `rule`, `text`.
         metrics: of the last step.
-        activities: work that is under way.
         elapsed_s: time used by the run.
-        deadline_s: end of the time budget on the same scale; None: there is none.
-        expected_end: expected end of the run; None: not known yet.
+        deadline_s: end of the time budget on the same scale.
         progress: how often the run, or one of its processes, was seen to have made progress.
         slow: whether the run, or a process, loads, compiles or writes files.
     """

@@ -101,12 +101,8 @@ class Tracker:
     ) -> None:
         """Starts W&B in the background.
 
-        Args:
-            config: becomes the config of the W&B run.
-            folder: the run folder.
-            rows: the steps of the run's earlier processes, as in `metrics.jsonl`; those that W&B's
-                server lacks are sent.
-            log_event: receives success or failure, in the thread of the caller's event loop.
+        `rows` are the steps of the run's earlier processes, as in `metrics.jsonl`; those that W&B's
+        server lacks are sent. `log_event` is called in the thread of the caller's event loop.
         """
         if self._mode == "disabled":
             return

@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -25,7 +24,6 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
 Points = Sequence[tuple[float, ...]]
 """x, y by ascending x; of measured points x, y, low, high."""
-Scale = Literal["linear", "percent"]
 
 COLOURS = 8
 MOST_POINTS = 240
@@ -67,11 +65,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart: its title, unique on the page, lines, scale of the y axis, and a note below it."""
+    """A chart: its title, unique on the page, its lines, of shares or not, and a note below it."""
 
     title: str
     series: Sequence[Series] = ()
-    scale: Scale = "linear"
+    percent: bool = False
     note: str = ""
 
 
@@ -101,13 +99,7 @@ def thin(points: Points) -> Points:
 
 
 def chart(panel: Panel, *, resumes: Sequence[float] = ()) -> Markup:
-    """Draws a chart as an `<svg>` element.
-
-    Args:
-        panel: what to draw.
-        resumes: x of dotted vertical lines.
-    """
-    percent = panel.scale == "percent"
+    """Draws a chart as an `<svg>` element; `resumes` are x of dotted vertical lines."""
     with mpl.rc_context(_STYLE | {"svg.hashsalt": panel.title}):
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.subplots()
@@ -119,7 +111,7 @@ def chart(panel: Panel, *, resumes: Sequence[float] = ()) -> Markup:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.set_major_formatter(
-            PercentFormatter(1.0, decimals=None) if percent else StrMethodFormatter("{x:.4g}")
+            PercentFormatter(1.0, decimals=None) if panel.percent else StrMethodFormatter("{x:.4g}")
         )
         axes.grid(axis="y")
         axes.set_axisbelow(True)

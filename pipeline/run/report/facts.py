@@ -74,12 +74,8 @@ def key_figures(run: RunRecords) -> Iterator[tuple[str, str, str]]:
 
 def cost(run: RunRecords) -> Mapping[str, float]:
     """Dollars of the run, as far as a price is known: the summary's, else the last step's."""
-    prefix = "cost/"
-    return run.summary.get("cost") or {
-        name.removeprefix(prefix): value
-        for name, value in run.last_row.items()
-        if name.startswith(prefix)
-    }
+    last = {name: value for name, value in run.last_row.items() if name.startswith("cost/")}
+    return run.summary.get("cost") or {name[len("cost/") :]: last[name] for name in last}
 
 
 def plan_figures(run: RunRecords) -> Iterator[tuple[str, str, str, str]]:

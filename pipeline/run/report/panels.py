@@ -24,7 +24,7 @@ _CHARTS: Sequence[tuple[Panel, Mapping[str, str]]] = (
     ),
     (Panel("Entropy, nats a token"), {"entropy": "rollout/entropy"}),
     (
-        Panel("Right and well-formed rollouts", scale="percent"),
+        Panel("Right and well-formed rollouts", percent=True),
         {"right": "rollout/correct_share", "well formed": "rollout/well_formed_share"},
     ),
     (Panel("KL to the reference"), {"KL": "learner/kl"}),
@@ -41,7 +41,7 @@ _CHARTS: Sequence[tuple[Panel, Mapping[str, str]]] = (
         {"all right": "groups/all_right", "all wrong": "groups/all_wrong"},
     ),
     (
-        Panel("How completions end", scale="percent"),
+        Panel("How completions end", percent=True),
         {
             "by themselves": "rollout/stop/eos",
             "stop string": "rollout/stop/stop_string",
@@ -63,7 +63,7 @@ _CHARTS: Sequence[tuple[Panel, Mapping[str, str]]] = (
             "sync": "time/sync_s",
         },
     ),
-    (Panel("Goodput", scale="percent"), {"total": "goodput/total"}),
+    (Panel("Goodput", percent=True), {"total": "goodput/total"}),
 )
 """Charts of metrics of the steps, by the labels of their lines."""
 
@@ -109,7 +109,7 @@ def _evaluations(sets: Mapping[str, Sequence[Row]]) -> Panel:
     return Panel(
         f"Evaluation: {metric_title(first).replace('_', ' ')}",
         series,
-        "percent" if ACCURACY in first else "linear",
+        ACCURACY in first,
         note="Bars are 95% intervals over the prompts.",
     )
 

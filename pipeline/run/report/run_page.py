@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -15,9 +14,6 @@ from pipeline.run.report.panels import panels
 from pipeline.run.report.run_records import RunRecords
 from pipeline.run.report.samples import answer_rows, rollout_rows
 from pipeline.run.report.verdict import verdict
-
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-"""Characters that HTML cannot hold."""
 
 
 def run_page(run: RunRecords) -> str:
@@ -58,5 +54,4 @@ def render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template(template).render(values)
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", page)
+    return environment.get_template(template).render(values)

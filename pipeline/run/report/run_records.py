@@ -128,13 +128,8 @@ def paired_change(
     """Both summaries and the change, as `evaluation.compare` returns them.
 
     Prompts are the same if id and reference answer are; of each the samples that both have count.
-    None if they have no prompt in common.
-
-    Args:
-        first: a run.
-        before: the journal entry of one of its evaluations.
-        second: the same run or another.
-        after: the entry of one of its evaluations, by the same metric.
+    None if they have no prompt in common. `before` and `after` are journal entries of evaluations
+    by the same metric, of two runs or the same one.
     """
     ours, theirs = _by_prompt(first, before), _by_prompt(second, after)
     common = [prompt for prompt in ours if prompt in theirs]

@@ -71,8 +71,7 @@ class Verdict:
         """All problems in a sentence."""
         if not self.problems:
             return Finding("good", "No problem was found.", "no alarm, no fault")
-        worst = self.problems[0]
-        count = len(self.problems)
+        worst, count = self.problems[0], len(self.problems)
         many = "1 problem" if count == 1 else f"{count} problems"
         return Finding(worst.level, f"{many}. {worst.sentence}", worst.evidence)
 
@@ -87,10 +86,9 @@ def verdict(run: RunRecords) -> Verdict:
 
 
 def learning(run: RunRecords) -> Finding:
-    """Whether the run learns.
+    """Whether the run learns: by the paired change on the test set, or else on the validation set.
 
-    By the first that exists: the paired change of the test accuracy before and after; that of the
-    first and the last validation; the trend of the mean reward over the steps.
+    Without two evaluations of either, by the trend of the mean reward over the steps.
     """
     validations = run.evaluations("validation")
     compared = {
