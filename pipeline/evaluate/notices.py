@@ -37,8 +37,9 @@ def data_notices(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
     asked = (f"{prompt.text}{tags.prefix}".casefold() for prompt in prompts)
     if mark and not starts_trained and not any(mark.casefold() in text for text in asked):
         yield (
-            f"answers are {PLACES[tags.answer]}, but no training prompt contains {mark!r}: only a "
-            f"model that was trained on this form knows it. If model.path was not, {_FIX_FORM}"
+            f"answers are {PLACES[tags.answer]}, but no training prompt contains {mark!r}, and "
+            "neither an SFT phase nor a trained adapter comes before GRPO: only a model that was "
+            f"trained on this form knows it. If model.path was not, {_FIX_FORM}"
         )
     ends = (*config.rollout.stop_tokens, *config.rollout.stop_strings)
     if tags.answer == "first_line" and config.prompt.turn == "plain" and "\n" not in ends:

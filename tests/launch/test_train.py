@@ -200,7 +200,7 @@ def test_a_dry_run_prints_what_would_run_and_leaves_nothing_behind(
     assert everything_below(request_path.parent) == before
     said = capsys.readouterr().out.splitlines()
     assert said[:11] == [
-        "W&B: disabled by wandb.mode; metrics are in metrics.jsonl only",
+        "W&B: disabled by wandb.mode",
         "train: 6 prompts",
         "test: 4 prompts",
         "prompt of row 1:",
