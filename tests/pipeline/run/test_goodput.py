@@ -102,21 +102,13 @@ def test_a_process_that_ended_in_order_loses_a_step_that_did_not_end():
     assert use.wall_s == 50.0
 
 
-def test_lines_have_the_table_and_the_rates():
+def test_lines_have_the_rates():
     speed = {"speed/useful_tokens_per_s_chip": 8.0, "speed/mfu": 0.4}
     rows = [row(1, 26.0, **speed), row(2, 36.0, **{**speed, "speed/mfu": 0.2})]
     use = time_use(rows, [started(16.0, **START), ended(36.0)])
     shown = list(time_lines(use, cost={"usd": 2.5, "usd_per_mtoken_trained": 10.0}))
-    assert shown[:2] == [
-        "where the time went: 40s, 1 start; first step done after 30s",
-        "  ray start              6.0 s   15.0%",
-    ]
-    assert shown[7:] == [
-        "  all                   40.0 s  100.0%",
-        (
-            "devices in the steps: 10.0% prefill, 20.0% decode, 30.0% update, 20.0% empty slots, "
-            "10.0% padding, 10.0% idle"
-        ),
+    assert shown[0] == "where the time went: 40s, 1 start; first step done after 30s"
+    assert shown[-3:] == [
         "goodput: 30.0% = 75.0% scheduling x 66.7% runtime x 60.0% program",
         "speed: 8.0 trained tokens per second and chip; MFU 30.0%",
         "cost: 2.50 dollars, 10.00 per million trained tokens",

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.run.console import Console
-from pipeline.run.records import Records, evaluation_line
+from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardError
 from tests.run_process import FakeTracker
@@ -89,20 +89,3 @@ def test_the_first_error_of_each_kind_is_shown_and_all_are_journaled_by_cause(
     assert counts == [(4, "length", 3), (5, "length", 2), (5, "other", 1)]
     assert entries[0]["causes"] == {"raised": 2, "timed_out": 1}
     assert entries[0]["first"] == "raised ValueError: 'a' (mine.py:3)"
-
-
-def test_the_lines_of_a_score(records: Records, capsys: pytest.CaptureFixture[str]):
-    known = {"n": 3, "prompts": 4, "ci95": [0.25, 0.75], "excluded": 0.25}
-    before = {"metric": "style", "score": 0.5, "samples": 1, "well_formed": 0.75, **known}
-    assert evaluation_line(before) == (
-        "style 0.500 [0.250, 0.750] on 4 prompts, 25.0% excluded, 75.0% well formed"
-    )
-    none = {**before, "score": None, "ci95": None}
-    assert evaluation_line(none).startswith("style none on 4 prompts, 25.0% excluded")
-    change = {"paired_difference": -0.5, "paired_ci95": [-1.0, 0.125], "paired_p": 0.03125}
-    records.comparison("test", {"before": before, "after": {**before, "score": 2e6}, **change})
-    records.comparison("test", {"before": before, "after": none, **dict.fromkeys(change)})
-    assert capsys.readouterr().out.splitlines() == [
-        "test style 0.500 -> 2e+06: -0.500 [-1.000, +0.125], paired p = 3.1e-02",
-        "test style 0.500 -> none: no prompt has a score in both",
-    ]

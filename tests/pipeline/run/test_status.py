@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 
 import pytest
 
 from pipeline.run.status import Activity, Status, step_line
 
-NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 METRICS = {
     "reward/mean": 0.5,
     "reward/std": 0.25,
@@ -77,12 +75,3 @@ GROUPS = {"groups/mixed": 0.0, "groups/all_equal": 0.0}
 )
 def test_what_is_not_known_is_left_out(metrics: dict[str, float], told: str):
     assert step_line(Status(metrics=metrics)).startswith(f"step 0/?{told}")
-
-
-def test_the_content_of_the_file():
-    found = STATUS.to_json(NOON)
-    told = {"time": "2026-11-23T12:00:00Z", "pid": os.getpid(), "phase": "sample", "step": 42}
-    told |= {"elapsed_s": 1000.0, "left_s": 3723.0, "expected_end": "2026-11-23T13:30:00Z"}
-    told |= {"activities": [{"what": "step 43", "unit": "rollouts", "done": 130, "total": 256}]}
-    told |= {"metrics": METRICS, "last_alarm": STATUS.last_alarm}
-    assert found | told == found

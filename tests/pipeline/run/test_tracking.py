@@ -33,17 +33,10 @@ def mode(folder: Path, wanted: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "chosen", "reason"),
-    [
-        ("auto", "offline", "`wandb login` logs in for later runs"),
-        ("offline", "offline", "offline by wandb.mode"),
-        ("disabled", "disabled", "disabled by wandb.mode"),
-    ],
+    ("wanted", "chosen"), [("auto", "offline"), ("offline", "offline"), ("disabled", "disabled")]
 )
-def test_the_mode_without_a_login_and_why(tmp_path: Path, wanted: str, chosen: str, reason: str):
-    found, why = mode(tmp_path, wanted)
-    assert found == chosen
-    assert reason in why
+def test_the_mode_without_a_login(tmp_path: Path, wanted: str, chosen: str):
+    assert mode(tmp_path, wanted)[0] == chosen
     with pytest.raises(ValueError, match=r"wandb\.mode = 'online', but .* no W&B login.*WANDB_"):
         mode(tmp_path, "online")
 
