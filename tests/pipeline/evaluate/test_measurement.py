@@ -31,6 +31,7 @@ class FakeAdapterSampler:
     def __init__(self, script: Script, *, salt: str = "") -> None:
         self.script, self.salt = script, salt
         self.version, self.adapter = -1, ""
+        self.asked: list[tuple[RolloutRequest, float]] = []
 
     async def open_adapter(self, path: str | None) -> OpenedAdapter:
         self.script.note(f"open {path}")
@@ -41,7 +42,7 @@ class FakeAdapterSampler:
     async def generate(
         self, requests: Sequence[RolloutRequest], *, temperature: float, **_: Any
     ) -> list[Completion]:
-        assert temperature in {0.0, 0.5, 1.0}
+        self.asked += [(request, temperature) for request in requests]
         return [self._answer(request) for request in requests]
 
     async def work(self) -> DecodeWork:

@@ -168,28 +168,11 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_a_run_is_copied_at_its_start_after_each_checkpoint_and_at_its_end(folder: RunFolder):
-    mirror = Mirror(MEMORY)
-    kept = Records(folder, FakeTracker(), Console(), mirror)
-
-    async def run() -> None:
-        mirror.start(folder.path, log_event=kept.event)
-        await until(lambda: copied() == content(folder.path))
-        train(folder, 3)
-        kept.checkpoint({"step": 3})
-        await until(lambda: copied() == content(folder.path))
-        write(folder.path, {"summary.json": "{}"})
-        await mirror.finish()
-
-    asyncio.run(run())
-    assert copied() == content(folder.path)
-    assert list(folder.events("mirror")) == []
-
-
-def test_a_failure_is_reported_and_the_next_checkpoint_tries_again(
+def test_a_run_is_copied_after_each_checkpoint_and_a_failure_is_reported(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ):
     mirror, said, writes, hangs = Mirror(MEMORY), list[str](), module._write, threading.Event()
+    kept = Records(folder, FakeTracker(), Console(write=said.append), mirror)
     monkeypatch.setattr(module, "FINISH_S", 0.1)
 
     def full(*_: object) -> None:
@@ -197,10 +180,11 @@ def test_a_failure_is_reported_and_the_next_checkpoint_tries_again(
 
     async def run() -> None:
         monkeypatch.setattr(module, "_write", full)
-        mirror.start(folder.path, log_event=lambda _, text, **__: said.append(text))
+        mirror.start(folder.path, log_event=kept.event)
         await until(lambda: len(said) == 1)
         monkeypatch.setattr(module, "_write", writes)
-        mirror.request()
+        train(folder, 3)
+        kept.checkpoint({"step": 3})
         await until(lambda: copied() == content(folder.path))
         monkeypatch.setattr(module, "_write", lambda *_: hangs.wait())
         write(folder.path, {"summary.json": "{}"})
@@ -210,6 +194,17 @@ def test_a_failure_is_reported_and_the_next_checkpoint_tries_again(
     hangs.set()
     assert said[0] == f"mirror {MEMORY}: cannot be written (no space); the next copy tries again"
     assert said[1].startswith(f"mirror {MEMORY}: the end of the run is not copied; the same ")
+
+
+def test_the_end_of_a_run_is_copied(folder: RunFolder):
+    async def run() -> None:
+        mirror = Mirror(MEMORY)
+        mirror.start(folder.path, log_event=lambda *_, **__: None)
+        write(folder.path, {"summary.json": "{}"})
+        await mirror.finish()
+
+    asyncio.run(run())
+    assert copied() == content(folder.path)
 
 
 # --- the other host
