@@ -74,39 +74,28 @@ def test_a_file_in_the_place_of_folders_is_refused(tmp_path: Path):
         RunFolder.of(named).check(named)
 
 
-def test_what_a_process_killed_while_loading_leaves_is_no_obstacle(tmp_path: Path):
-    config = make_config(tmp_path)
-    folder = RunFolder.of(config)
-    folder.path.mkdir()
-    for name in (".lock", "status.json", "status.json.tmp", "rewards.log"):
-        (folder.path / name).touch()
-    folder.check(config)
-    with folder.held():
-        folder.create(config)
-    assert folder.holds_run
-    (tmp_path / "run" / "config.json").rename(tmp_path / "run" / "notes.txt")
-    with pytest.raises(ValueError, match="is not empty and not a run"):
-        folder.check(config)
-
-
 def test_a_held_folder_is_locked_and_removed_without_a_run(tmp_path: Path):
-    path = tmp_path / "runs" / "deep" / "run"
-    config = make_config(path.parent, run={"name": "run"})
-    mine, other = RunFolder(path), RunFolder(path)
+    config = make_config(tmp_path)
+    mine, other = RunFolder.of(config), RunFolder.of(config)
     with mine.held():
         for attempt in (other.check, other.create):
             with pytest.raises(ValueError, match="another process is using"):
                 attempt(config)
         mine.status.touch()
-    assert not path.exists()
+    assert not mine.path.exists()
+    mine.path.mkdir()
+    for name in (".lock", "status.json", "status.json.tmp", "rewards.log"):
+        (mine.path / name).touch()  # what a process leaves that is killed while it loads
+    mine.check(config)
     with mine.held():
         mine.create(config)
-        mine.status.touch()
-    assert (path / "config.json").is_file()
     with other.held():
         pass
-    assert (path / "config.json").is_file()
+    assert mine.holds_run
     assert other.status.is_file()
+    (mine.path / "config.json").rename(mine.path / "notes.txt")
+    with pytest.raises(ValueError, match="is not empty and not a run"):
+        mine.check(config)
 
 
 STRANGE = 'a\u2028b\u2029c\x85d\x0be\x1cf\r\ng \N{GRINNING FACE} \\ " \x00'
