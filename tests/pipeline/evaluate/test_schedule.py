@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +29,24 @@ def skill(version: int) -> float:
     return 0.2 + 0.1 * version if version < COLLAPSE else 0.05
 
 
-def collapsing(
-    folder: Path,
-    *,
-    disk: Disk | None = None,
-    script: Script | None = None,
-    **tables: Mapping[str, Any],
-) -> StubRun:
-    """A run whose policy collapses, with a validation split."""
-    usual: dict[str, Mapping[str, Any]] = {
-        "data": {"validation": {"path": "validation.jsonl"}},
-        "eval": {"every_steps": 1},
-        "budget": {"steps": STEPS},
-        "checkpoint": {"every_steps": 3},
-    }
-    config = make_config(folder, **(usual | tables))
+USUAL: dict[str, Mapping[str, Any]] = {
+    "data": {"validation": {"path": "validation.jsonl"}},
+    "eval": {"every_steps": 1},
+    "budget": {"steps": STEPS},
+    "checkpoint": {"every_steps": 3},
+}
+
+
+def skilled(config: Config, disk: Disk | None = None) -> StubRun:
     data = make_data(validation=PROMPTS, test=PROMPTS, sets=[s.name for s in config.eval.sets])
-    run = StubRun(config, disk=Disk() if disk is None else disk, script=script, data=data)
+    run = StubRun(config, disk=Disk() if disk is None else disk, data=data)
     run.worker.skill = skill
     return run
+
+
+def collapsing(folder: Path, *, disk: Disk | None = None, **tables: Mapping[str, Any]) -> StubRun:
+    """A run whose policy collapses, with a validation split."""
+    return skilled(make_config(folder, **(USUAL | tables)), disk)
 
 
 def test_the_best_version_of_a_collapsing_policy_is_exported(tmp_path: Path):
@@ -115,9 +113,9 @@ def test_without_the_newer_checkpoints_the_best_of_the_remaining_versions_is_exp
 
 
 def test_a_kept_but_unrecorded_best_version_is_validated_again(tmp_path: Path):
-    disk, script = Disk(), Script()
-    run = collapsing(tmp_path, disk=disk, script=script)
-    script.on["learner.keep_best 3"] = kill
+    disk = Disk()
+    run = collapsing(tmp_path, disk=disk)
+    run.script.on["learner.keep_best 3"] = kill
     with pytest.raises(Killed):
         run.run()
     assert validated(run.folder) == [0, 1, 2]
@@ -160,7 +158,7 @@ def test_sft_steps_come_first_and_count(tmp_path: Path, actor: ColocatedActor):
     assert {name.step for name in names} == {2}
 
 
-# --- a reward as metric, without reference answers
+# --- a reward as metric
 
 SKILLS = [0.1, 0.9, 0.3, 0.5, 0.4]
 """Share of right answers by version."""
@@ -185,7 +183,6 @@ class StyleScorer:
         return {}
 
     def _style(self, one: RewardInput) -> Outcome:
-        assert one.answer is None
         if self.fails and one.prompt_id == 1:
             return Outcome.failed("raised", "ValueError: no style")
         return Outcome(1.0 if f"<answer>{2 * one.prompt_id}</answer>" in one.completion else 0.25)
@@ -194,24 +191,18 @@ class StyleScorer:
 def request(folder: Path, *, weight: float = 1.0, metric: str = "style") -> Config:
     """A run that is validated at each step, with one reward of this weight."""
     part = {"name": "style", "function": "rewards.format:well_formed", "weight": weight}
-    return make_config(
-        folder,
-        data={"validation": {"path": "validation.jsonl"}},
-        rewards={"functions": [part]},
-        alarms={"excluded": "off"},
-        eval={"every_steps": 1, "metric": metric},
-        budget={"steps": len(SKILLS) - 1},
-        checkpoint={"every_steps": 1},
-    )
+    tables: dict[str, Mapping[str, Any]] = {
+        "rewards": {"functions": [part]},
+        "alarms": {"excluded": "off"},
+        "eval": {"every_steps": 1, "metric": metric},
+        "budget": {"steps": len(SKILLS) - 1},
+        "checkpoint": {"every_steps": 1},
+    }
+    return make_config(folder, **(USUAL | tables))
 
 
 def styled(config: Config, disk: Disk) -> StubRun:
-    data = make_data(validation=PROMPTS, test=PROMPTS)
-    for name in ("train", "validation", "test"):
-        split = getattr(data, name)
-        prompts = tuple(replace(prompt, answer=None) for prompt in split.prompts)
-        data = replace(data, **{name: replace(split, prompts=prompts)})
-    run = StubRun(config, disk=disk, data=data)
+    run = skilled(config, disk)
     run.worker.skill = lambda version: SKILLS[version]
     run.workers.scorer = StyleScorer(run.script)
     return run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -60,18 +59,6 @@ def test_promise_6_a_start_finds_an_export_after_an_interrupted_replacement(
         replace_folder(folder.export, fresh)
     assert (folder.export / "name").read_text(encoding="utf-8") == "export.tmp"
     assert not [*folder.path.glob("export.*"), *folder.path.glob(".export*")]
-
-
-def test_a_file_in_the_place_of_folders_is_refused(tmp_path: Path):
-    file = tmp_path / "README.md"
-    file.touch()
-    below = RunFolder(file / "deep" / "run")
-    told = f'run.dir = "{file}/deep": {file} cannot be written: Not a directory; choose another'
-    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
-        below.check_writable()
-    named = make_config(tmp_path, run={"name": "README.md"})
-    with pytest.raises(ValueError, match="is not empty and not a run"):
-        RunFolder.of(named).check(named)
 
 
 def test_a_held_folder_is_locked_and_removed_without_a_run(tmp_path: Path):

@@ -66,7 +66,6 @@ GROUPS = {"groups/mixed": 0.0, "groups/all_equal": 0.0}
             {"reward/excluded_share": 1.0, **GROUPS},
             "  reward none (100.0% excluded)  groups 0 mixed",
         ),
-        (GROUPS, "  reward no group has finished  groups 0 mixed"),
         (
             {"sft/loss": 1.23456, "sft/tokens_trained": 512.0, "time/step_s": 1.0},
             "  sft loss 1.2346  tokens 512  step time 1.0 s",
