@@ -77,18 +77,10 @@ def test_why_all_answers_may_be_wrong_or_right(found: str | None, told: str):
     assert evaluation_notice(evaluation(found, "8", "7"), make_config(Path())) is None
 
 
-VALIDATED: dict[str, Any] = {
-    "eval": {"every_steps": 5},
-    "data": {"validation": {"path": "validation.jsonl"}},
-}
-
-
 @pytest.mark.parametrize(
     ("tables", "accuracies", "told"),
     [
-        (VALIDATED, [0.5], "no trained version could be validated in time; the export is the untr"),
-        ({}, [], "no trained version could be exported in time; the export is the untrained"),
-        (VALIDATED, [0.5, 0.4], "unsuitable learner.lr"),
+        ({}, [0.5], "no trained version could be exported in time; the export is the untrained"),
         ({"lora": {"start": "/somewhere"}}, [0.5, 0.4], "the initial model"),
     ],
 )

@@ -67,10 +67,6 @@ def test_a_healthy_run_has_no_problem():
     assert (none.problems, none.learning.level) == ([], "note")
 
 
-SKIPPED = {"event": "update_skipped", "step": 3, "why": "its loss is nan", "batch": "b.jsonl"}
-FAILED = {"name": "correct", "count": 2, "first": "took longer than 30 s"}
-
-
 @pytest.mark.parametrize(
     ("records", "sentence", "evidence"),
     [
@@ -88,16 +84,6 @@ FAILED = {"name": "correct", "count": 2, "first": "took longer than 30 s"}
             run(journal=[{"event": "evaluation_notice", "what": "the accuracy is 0%"}]),
             "Before training all answers to a set had the same result.",
             "the accuracy is 0%",
-        ),
-        (
-            run(journal=[SKIPPED]),
-            "Updates were skipped.",
-            "1 in all, the first in step 3: its loss is nan",
-        ),
-        (
-            run(journal=[{"event": "reward_errors", "step": 3, **FAILED}]),
-            "Rewards failed 2 times; these rollouts are excluded.",
-            "the first, of correct: took longer than 30 s",
         ),
     ],
 )
