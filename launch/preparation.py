@@ -147,9 +147,9 @@ def prepare(
     folder, more, base = found.attempt(RunFolder.of, config), None, None
     chosen = found.attempt(tracking.choose_mode, config)
     found.attempt(check_devices, config)
+    found.attempt(check_mirror, config.run.mirror)
     if folder is not None:
         found.attempt(folder.check_writable)
-        found.attempt(_check_mirror, config, folder)
     found.attempt(lambda: _check_folder("learner.teacher", config.learner.teacher))
     rewards = found.attempt(lambda: check(config.rewards))
     model, tokenizer = _check_model(config, found)
@@ -176,11 +176,6 @@ def prepare(
     for line in (why, *data.report):
         say(line)
     return Prepared(config, data, tokenizer, folder, more, mode, reward_code(rewards), base)
-
-
-def _check_mirror(config: Config, folder: RunFolder) -> None:
-    if config.run.mirror is not None:
-        check_mirror(config.run.mirror, folder.path)
 
 
 def _check_folder(key: str, path: str | None) -> None:

@@ -24,7 +24,6 @@ from typing import Any, Literal
 from pipeline.checkpoint_writer import CheckpointWriter
 from pipeline.deadline import BETWEEN_STEPS, SYNC
 from pipeline.evaluate.exports import Exports
-from pipeline.evaluate.notices import record_truncation
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.progress import Progress
 from pipeline.rollout.mismatch import check_mean
@@ -83,7 +82,6 @@ class Coordinator:
                 await self.profiler.close()
 
     async def _run(self) -> Literal["finished", "interrupted"]:
-        record_truncation(self.records, self.config)
         try:
             await self._start()
             while step := self._next_step():

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.evaluate import evaluation
-from pipeline.evaluate.evaluation import Evaluation
 from pipeline.evaluate.measurement import Measured
-from pipeline.evaluate.protocol import protocol_lines
 from pipeline.evaluate.summary import (
     metric_title,
     prompts_of,
@@ -26,8 +24,7 @@ _SHARES = {
     "unanswered": "no answer",
     "truncated": "cut off",
 }
-"""Shares in the table, by key, with their titles; those that a metric or data set lacks are not
-shown."""
+"""Titles of shares in the table by key; those that all sets lack are not shown."""
 
 
 def document(
@@ -38,20 +35,19 @@ def document(
     tuned: Measured | None,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """The result as JSON.
+    """The result as JSON; without `tuned` only the base was measured.
 
-    Args:
-        protocol: the result of `protocol.protocol`.
-        data: for each set the result of `protocol.data_facts`.
-        base: the base alone.
-        tuned: the base with the adapter; None: only the base was measured.
-        notes: remarks on the numbers.
+    `protocol`, and for each set `data`, are results of `pipeline.evaluate.protocol`.
     """
     sets = {}
     for name, facts in data.items():
         before = base.evaluations[name]
-        after = tuned.evaluations[name] if tuned else None
-        sets[name] = {**facts, **_compared(before, after)}
+        if tuned is None:
+            sets[name] = {**facts, "base": before.summary(), "tuned": None}
+            continue
+        changes = evaluation.compare(before, tuned.evaluations[name])
+        both = {"base": changes.pop("before"), "tuned": changes.pop("after")}
+        sets[name] = {**facts, **both, **changes}
     return {
         "protocol": dict(protocol),
         "base": vars(base.adapter),
@@ -71,8 +67,7 @@ def answer_rows(base: Measured, tuned: Measured | None) -> Iterator[dict[str, An
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """The document as text: protocol, table, changes, notes."""
-    yield from protocol_lines(found["protocol"])
+    """The document as text, without its protocol: table, changes, notes."""
     for policy in ("base", "tuned"):
         if found[policy] is not None:
             yield f"{policy}: {found[policy]['what']}, sha256 {found[policy]['sha256'][:12]}"
@@ -81,28 +76,15 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     for name, one in found["sets"].items():
         if one["tuned"] is not None:
-            yield f"{name}: {_change(one)}"
+            change = f"{name}: {show_change(one['base'], one['tuned'], one)}"
+            if one["paired_p"] is not None:
+                change += f", p = {one['paired_p']:.1e} ({one['paired_test']}); prompts gained: "
+                change += f"{one['gained']}, lost: {one['lost']}"
+            yield change
         left_out = one["malformed"] + one["too_long"]
         if left_out:
             yield f"{name}: {left_out} rows are left out and not counted"
     yield from (f"note: {note}" for note in found["notes"])
-
-
-def _compared(before: Evaluation, after: Evaluation | None) -> dict[str, Any]:
-    if after is None:
-        return {"base": before.summary(), "tuned": None}
-    changes = evaluation.compare(before, after)
-    return {"base": changes.pop("before"), "tuned": changes.pop("after"), **changes}
-
-
-def _change(one: Mapping[str, Any]) -> str:
-    shown = show_change(one["base"], one["tuned"], one)
-    if one["paired_difference"] is None:
-        return shown
-    return (
-        f"{shown}, p = {one['paired_p']:.1e} ({one['paired_test']}); "
-        f"prompts gained: {one['gained']}, lost: {one['lost']}"
-    )
 
 
 def _table(sets: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -114,24 +96,18 @@ def _table(sets: Mapping[str, Any]) -> Iterator[list[str]]:
         if one[policy] is not None
     ]
     summaries = [summary for _, _, summary in rows]
-    shares = [key for key in _SHARES if any(key in summary for summary in summaries)]
     found = dict.fromkeys(key for summary in summaries for key in summary)
+    shares = [key for key in _SHARES if key in found]
     votes = [key for key in found if "@" in key and not key.endswith("@1")]
-
-    def share(summary: Mapping[str, Any], key: str) -> str:
-        return f"{summary[key]:.1%}" if key in summary else ""
-
-    metric, titles = metric_title(summaries[0]), [_SHARES[key] for key in shares]
-    yield ["set", "policy", "prompts", metric, "95%", *titles, "tokens", *votes]
+    titles = [_SHARES[key] for key in shares]
+    yield ["set", "policy", "prompts", metric_title(summaries[0]), "95%", *titles, "tokens", *votes]
     for name, policy, summary in rows:
-        samples = summary["samples"]
+        several = f" x {summary['samples']}" if summary["samples"] > 1 else ""
+        known = {key: f"{summary[key]:.1%}" for key in (*shares, *votes) if key in summary}
         yield [
-            name,
-            policy,
-            f"{prompts_of(summary)}" + (f" x {samples}" if samples > 1 else ""),
-            show_mean(summary),
-            show_interval(summary),
-            *(share(summary, key) for key in shares),
+            *(name, policy, f"{prompts_of(summary)}{several}"),
+            *(show_mean(summary), show_interval(summary)),
+            *(known.get(key, "") for key in shares),
             f"{summary['num_tokens_mean']:.1f}",
-            *(share(summary, key) for key in votes),
+            *(known.get(key, "") for key in votes),
         ]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import zip_longest
-
-import numpy as np
 
 from configs.schema import Config
 from pipeline.data.rows import Malformed, Row, clean_row
@@ -18,7 +16,6 @@ from pipeline.protocols import Sampler
 from pipeline.types import RolloutName, RolloutRequest
 
 _BETWEEN = " | "
-_NARROWEST = 8
 
 
 class QuestionError(ValueError):
@@ -27,14 +24,7 @@ class QuestionError(ValueError):
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer of one policy.
-
-    Attributes:
-        policy: name of the policy.
-        text: the answer.
-        num_tokens: length of the answer.
-        ended: whether it ended before the token limit.
-    """
+    """The answer of one policy, and whether it ended before the token limit."""
 
     policy: str
     text: str
@@ -47,32 +37,20 @@ class Reply:
         return f"({self.num_tokens} tokens{'' if self.ended else ', cut off'})"
 
 
+@dataclass
 class Conversation:
     """Asks base and tuned policy the same questions, which are independent.
 
-    Args:
-        config: of the run.
-        maker: makes prompts as the run does.
-        samplers: generate the answers.
-        adapter: path of the tuned policy's adapter; None: there is only the base.
-        temperature: 0 is greedy.
+    `adapter` is the path of the tuned policy's; None: there is only the base.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        maker: PromptMaker,
-        samplers: Sequence[Sampler],
-        *,
-        adapter: str | None,
-        temperature: float,
-    ) -> None:
-        self._config = config
-        self._maker = maker
-        self._samplers = samplers
-        self._adapter = adapter
-        self._temperature = temperature
-        self._asked = 0
+    config: Config
+    maker: PromptMaker
+    samplers: Sequence[Sampler]
+    _: KW_ONLY
+    adapter: str | None
+    temperature: float
+    asked: int = 0
 
     async def ask(self, values: Mapping[str, str]) -> list[Reply]:
         """The replies of base and tuned policy, sampled with the same noise.
@@ -83,35 +61,26 @@ class Conversation:
         Raises:
             QuestionError: if the values make no prompt, or one that is too long.
         """
-        tokens = self._tokens(values)
-        self._asked += 1
-        request = RolloutRequest(RolloutName("chat", self._asked, 0, 0), tokens)
-        replies = [await self._reply("base", None, request)]
-        if self._adapter is not None:
-            replies.append(await self._reply("tuned", self._adapter, request))
-        return replies
-
-    def _tokens(self, values: Mapping[str, str]) -> np.ndarray:
-        row = clean_row(Row(self._asked + 1, values), columns=self._maker.columns)
-        made = row if isinstance(row, Malformed) else self._maker.make(row)
+        self.asked += 1
+        row = clean_row(Row(self.asked, values), columns=self.maker.columns)
+        made = row if isinstance(row, Malformed) else self.maker.make(row)
         if isinstance(made, Malformed):
             raise QuestionError(made.reason)
-        limit = self._config.rollout.max_prompt_tokens
-        if len(made.tokens) > limit:
-            raise QuestionError(
-                f"this makes {len(made.tokens)} tokens; rollout.max_prompt_tokens = {limit}"
-            )
-        return made.tokens
+        count, limit = len(made.tokens), self.config.rollout.max_prompt_tokens
+        if count > limit:
+            raise QuestionError(f"this makes {count} tokens; rollout.max_prompt_tokens = {limit}")
+        request = RolloutRequest(RolloutName("chat", self.asked, 0, 0), made.tokens)
+        replies = [await self._reply("base", None, request)]
+        if self.adapter is not None:
+            replies.append(await self._reply("tuned", self.adapter, request))
+        return replies
 
     async def _reply(self, policy: str, path: str | None, request: RolloutRequest) -> Reply:
-        adapter = await open_adapter(self._samplers, path)
+        adapter = await open_adapter(self.samplers, path)
         (generated,) = await answer(
-            self._samplers,
-            [request],
-            temperature=self._temperature,
-            adapter=adapter,
+            self.samplers, [request], temperature=self.temperature, adapter=adapter
         )
-        text = self._maker.text_of(generated)
+        text = self.maker.text_of(generated)
         return Reply(policy, text, len(generated.tokens), generated.stop_reason != "length")
 
 
@@ -138,7 +107,7 @@ def read_question(text: str, *, columns: Sequence[str]) -> dict[str, str]:
 def side_by_side(replies: Sequence[Reply], *, width: int) -> Iterator[str]:
     """The replies in columns, wrapped to a terminal of `width` characters."""
     free = width - (len(replies) - 1) * len(_BETWEEN)
-    column = max(free // len(replies), _NARROWEST)
+    column = max(free // len(replies), 8)
     columns = [_column(reply, width=column) for reply in replies]
     for lines in zip_longest(*columns, fillvalue=""):
         yield _BETWEEN.join(line.ljust(column) for line in lines).rstrip()

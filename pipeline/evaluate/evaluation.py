@@ -1,12 +1,9 @@
 """The metric on a split by the `eval` protocol, with the prompts, tags and judges of training.
 
 The metric is the accuracy, or the mean score of a reward. A reward that gives 1 to right answers
-and 0 to wrong ones is an accuracy (`Config.has_accuracy_reward`). Reward functions are called for
-reward metrics, and for validations, whose ties their weighted sum breaks. They score as in
-training, except that an error excludes one answer, whatever `on_error` is, and that
-`rewards.shuffle` does not apply.
-
-The result depends only on prompts, protocol and policy, not on batch size, padding or sampler.
+and 0 to wrong ones is an accuracy (`Config.has_accuracy_reward`). Rewards score as in training,
+except that an error excludes one answer, whatever `on_error` is, and that `rewards.shuffle` does
+not apply. The result depends only on prompts, protocol and policy.
 """
 
 from __future__ import annotations
@@ -52,25 +49,19 @@ _OF_REWARDS = ("rewards", "score", "errors", "reward")
 
 @dataclass(frozen=True)
 class Answer:
-    """One sample of one item of an evaluation.
+    """One sample, numbered from 0, of one prompt of an evaluation.
 
     Attributes:
-        prompt_id: id of the prompt.
-        sample: number of the sample, from 0.
         text: `prompt.answer_prefix` and the completion.
-        answer: the reference answer; None if the dataset has none.
+        answer: the reference answer, if there is one.
         found: the answer in the text; None: there is none, or no reference answer.
         correct: whether it is right: by the metric if that is a reward and an accuracy, else
             whether `found` equals `answer`; None where that is not known.
         well_formed: whether the text has the requested format and ended before the token limit.
-        stop_reason: why sampling ended.
-        num_tokens: number of sampled tokens.
         rewards: the parts, as in `Rollout.rewards`; empty if the answer was not scored.
-        score: of a reward metric: its value; None: excluded, by an error or because the metric
-            does not apply.
+        score: value of a reward metric; None: excluded, by an error or because it does not apply.
         errors: why parts failed, by name.
         reward: the weighted sum of the parts; None: excluded, or not scored.
-        prompt: the text of the prompt; empty if it was not recorded.
     """
 
     prompt_id: int
@@ -91,12 +82,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The answers to a split: in the order of its prompts, the same number of samples of each.
+    """The answers to a split: prompt by prompt, the same number of samples of each.
 
-    Attributes:
-        answers: prompt by prompt.
-        metric: what is measured, a value of `eval.metric`.
-        of_accuracy: whether it is a reward that gives 1 to right answers and 0 to wrong ones.
+    `of_accuracy` says whether the metric is a reward that gives 1 to right answers and 0 to others.
     """
 
     answers: tuple[Answer, ...]
@@ -105,10 +93,7 @@ class Evaluation:
 
     @staticmethod
     def of(
-        rows: Sequence[Mapping[str, Any]],
-        *,
-        metric: str = EXACT_ANSWER,
-        of_accuracy: bool = False,
+        rows: Sequence[Mapping[str, Any]], *, metric: str = EXACT_ANSWER, of_accuracy: bool = False
     ) -> Evaluation:
         """Reads the result of `rows`."""
         return Evaluation(tuple(Answer(**row) for row in rows), metric, of_accuracy)
@@ -129,11 +114,6 @@ class Evaluation:
     def samples(self) -> int:
         """Samples of each prompt."""
         return max(answer.sample for answer in self.answers) + 1
-
-    @property
-    def has_references(self) -> bool:
-        """Whether answers are known to be right or wrong."""
-        return any(answer.correct is not None for answer in self.answers)
 
     @property
     def verdicts(self) -> np.ndarray:
@@ -167,30 +147,19 @@ class Evaluation:
         return self._array([answer.score for answer in self.answers], float)
 
     @property
-    def errors(self) -> dict[str, list[str]]:
-        """Why parts of the reward failed, answer by answer, by part."""
-        found: dict[str, list[str]] = {}
-        for answer in self.answers:
-            for name, error in answer.errors.items():
-                found.setdefault(name, []).append(error)
-        return found
+    def errors(self) -> list[tuple[str, str]]:
+        """Parts of the reward that failed, and why, answer by answer."""
+        return [error for answer in self.answers for error in answer.errors.items()]
 
     @property
     def is_accuracy(self) -> bool:
         """Whether the metric is the share of right answers."""
-        return self._is_exact or self.of_accuracy
+        return self.metric == EXACT_ANSWER or self.of_accuracy
 
     @property
     def accuracy(self) -> Accuracy:
         """Share of right answers to the `known` prompts, of which there must be one."""
         return measure_accuracy(self.correct)
-
-    @property
-    def mean(self) -> float | None:
-        """Mean of the metric; None if no answer has a value."""
-        if not self.is_accuracy:
-            return mean_score(self.scores)
-        return self.accuracy.accuracy if self.known.any() else None
 
     @property
     def reward(self) -> float | None:
@@ -201,7 +170,10 @@ class Evaluation:
     @property
     def means(self) -> dict[str, float | None]:
         """What versions are compared by: the mean of the metric, as in `summary`, and `reward`."""
-        return {ACCURACY if self.is_accuracy else SCORE: self.mean, "reward": self.reward}
+        if not self.is_accuracy:
+            return {SCORE: mean_score(self.scores), "reward": self.reward}
+        accuracy = self.accuracy.accuracy if self.known.any() else None
+        return {ACCURACY: accuracy, "reward": self.reward}
 
     def first(self, prompts: int) -> Evaluation:
         """The answers to the first `prompts` prompts."""
@@ -214,13 +186,12 @@ class Evaluation:
         answer wins a tie. Each prompt's samples are split into as many groups of `k` as possible;
         the mean is over all groups.
         """
-        elections = [
-            answers[start : start + k]
-            for answers, known in zip(self._by_prompt(), self.known, strict=True)
-            if known
-            for start in range(0, self.samples - k + 1, k)
+        starts = [
+            prompt * self.samples + first
+            for prompt in np.flatnonzero(self.known)
+            for first in range(0, self.samples - k + 1, k)
         ]
-        return float(np.mean([_wins(voters) for voters in elections]))
+        return _share([_wins(self.answers[start : start + k]) for start in starts])
 
     def summary(self) -> dict[str, Any]:
         """The metric's mean with its interval, and shares of completions by format and ending.
@@ -232,21 +203,19 @@ class Evaluation:
 
         With a reward metric `n` and `ci95` are those of the prompts that have a score, out of
         `prompts`; `excluded` is the share of answers without one. If it is no accuracy, `score` is
-        in its place, and `correct` is the share of right answers. Answers that the reward functions
-        scored have `reward`, the mean weighted sum, and `reward/NAME`, the mean of each part where
-        it has a value.
+        in its place, and `correct` is the share of right answers. `reward` and `reward/NAME` are
+        the means of the weighted sum and of each part, where the reward functions scored.
         """
-        references = self.has_references
         return {
             "metric": self.metric,
             **self._metric_facts(),
             **self._reward_facts(),
             "samples": self.samples,
             "well_formed": float(self.well_formed.mean()),
-            **(self._reference_facts() if references else {}),
+            **self._reference_facts(),
             "truncated": _share([answer.stop_reason == "length" for answer in self.answers]),
             "num_tokens_mean": float(np.mean([answer.num_tokens for answer in self.answers])),
-            **(self._by_votes(self.correct) if references else {}),
+            **self._votes(),
         }
 
     def _metric_facts(self) -> dict[str, Any]:
@@ -256,23 +225,23 @@ class Evaluation:
             facts = asdict(measure_scores(self.scores))
         elif self.known.any():
             facts = asdict(self.accuracy)
-        if self._is_exact:
+        if self.metric == EXACT_ANSWER:
             return facts
         excluded = _share([answer.score is None for answer in self.answers])
         return {**facts, "prompts": self.prompts, "excluded": excluded}
 
     def _reward_facts(self) -> dict[str, float]:
-        parts = dict.fromkeys(name for answer in self.answers for name in answer.rewards)
-        values = {
-            name: [one for a in self.answers if (one := a.rewards.get(name)) is not None]
-            for name in parts
-        }
-        means = {f"reward/{name}": float(np.mean(own)) for name, own in values.items() if own}
-        reward = self.reward
-        return means if reward is None else {"reward": reward, **means}
+        values: dict[str, list[float]] = {}
+        for name, value in (part for answer in self.answers for part in answer.rewards.items()):
+            if value is not None:
+                values.setdefault(f"reward/{name}", []).append(value)
+        means = {name: float(np.mean(own)) for name, own in values.items()}
+        return means if self.reward is None else {"reward": self.reward, **means}
 
     def _reference_facts(self) -> dict[str, float | None]:
         known = [answer for answer in self.answers if answer.correct is not None]
+        if not known:
+            return {}
         formed = [bool(answer.correct) for answer in known if answer.well_formed]
         share: dict[str, float | None] = (
             {"accuracy_among_well_formed": _share(formed) if formed else None}
@@ -285,29 +254,17 @@ class Evaluation:
             "unanswered": _share([answer.found is None for answer in known]),
         }
 
-    @property
-    def _is_exact(self) -> bool:
-        return self.metric == EXACT_ANSWER
-
-    def _by_votes(self, correct: np.ndarray) -> dict[str, float]:
-        if self.samples == 1 or not len(correct):
+    def _votes(self) -> dict[str, float]:
+        correct, samples = self.correct, self.samples
+        if samples == 1 or not len(correct):
             return {}
-        sizes = sample_counts(self.samples)
+        powers = [2**power for power in range(samples.bit_length()) if 2**power < samples]
+        sizes = [*powers, samples]
         passes = {f"pass@{k}": pass_at(correct, k) for k in sizes}
         return passes | {f"majority@{k}": self.majority_at(k) for k in sizes}
 
-    def _by_prompt(self) -> list[tuple[Answer, ...]]:
-        starts = range(0, len(self.answers), self.samples)
-        return [self.answers[start : start + self.samples] for start in starts]
-
     def _array(self, values: Sequence[float | None], dtype: type) -> np.ndarray:
         return np.array(values, dtype=dtype).reshape(-1, self.samples)
-
-
-def sample_counts(samples: int) -> list[int]:
-    """1, 2, 4, ... below the number of samples, and that number."""
-    powers = [2**power for power in range(samples.bit_length()) if 2**power < samples]
-    return [*powers, samples]
 
 
 def requests(
@@ -334,13 +291,7 @@ async def evaluate(
 ) -> Evaluation:
     """Judges the completions of `requests(prompts)` by the protocol of the configuration.
 
-    Args:
-        prompts: of one split.
-        completions: in the order of the requests.
-        config: the protocol, and the rewards.
-        maker: makes prompts as the run does.
-        score: calls the reward functions, which reward metrics need; None: the answers are not
-            scored.
+    `score` calls the reward functions, which reward metrics need; None: answers are not scored.
     """
     scored = list[Rollout]()
     assert score is not None or not config.uses_rewards
@@ -365,12 +316,7 @@ def judge(
 ) -> Evaluation:
     """Judges the completions of `requests(prompts)`.
 
-    Args:
-        prompts: of one split.
-        completions: in the order of the requests.
-        config: the protocol.
-        maker: makes prompts as the run does.
-        scored: the completions with their rewards, which reward metrics need; empty: none.
+    `scored` are the completions with their rewards, which reward metrics need; empty: none.
     """
     tags, metric, of_accuracy = Tags.of_run(config), config.metric, config.has_accuracy_reward
     samples = len(completions) // len(prompts)

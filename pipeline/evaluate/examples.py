@@ -17,12 +17,7 @@ def recorded_examples(
 ) -> tuple[Completion, ...]:
     """Texts that the run sampled, as completions of an empty prompt; none if it has none.
 
-    Only their tokens are compared; log-probs and versions are placeholders.
-
-    Args:
-        folder: the run's.
-        tokenizer: the model's.
-        max_tokens: the longest sequence that can be scored.
+    Only their tokens are compared, up to `max_tokens`; log-probs and versions are placeholders.
     """
     steps = [f"step_{step:06d}" for step in reversed(folder.rollout_steps())]
     for name in ("test_after", "test_before", *steps):

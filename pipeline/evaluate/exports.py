@@ -16,12 +16,7 @@ from pipeline.types import AdapterRef
 
 
 class Exports:
-    """Writes `export/`.
-
-    Args:
-        run: its learner writes the files.
-        schedule: has the best version, and answers to compare log-probs on.
-    """
+    """Writes `export/`; the schedule has the best version, and answers to compare log-probs on."""
 
     def __init__(self, run: RunContext, schedule: EvaluationSchedule) -> None:
         self._run = run
@@ -36,21 +31,15 @@ class Exports:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the best version is not the exported one.
-
-        Compares hashes: a version that is trained again after its checkpoint was lost may differ.
-        """
-        best, current = self._schedule.best, self.current
-        exported = None if current is None else current["adapter_sha256"]
+        """Whether the best version is not the exported one, by its hash."""
+        best, exported = self._schedule.best, (self.current or {}).get("adapter_sha256")
         return best is not None and best["adapter_sha256"] != exported
 
     @property
     def is_loaded(self) -> bool:
         """Whether the samplers hold the exported adapter."""
-        current, loaded = self.current, self._run.workers.published
-        if current is None or loaded is None:
-            return False
-        return bool(current["adapter_sha256"] == loaded.sha256)
+        loaded, exported = self._run.workers.published, (self.current or {}).get("adapter_sha256")
+        return loaded is not None and loaded.sha256 == exported
 
     def best(self, step: int) -> AdapterRef:
         """The best version by validation, or the current one; `step` training steps are done."""

@@ -16,16 +16,11 @@ def with_metric(
     *,
     saved: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The configuration with `eval.metric` set.
+    """The configuration with `eval.metric` set, for the splits to evaluate.
 
     An unset one is that of the run that is resumed, so that its evaluations stay comparable; else
     `Config.metric`, with the weighted sum of the rewards in place of `exact_answer` if no row has a
-    reference answer.
-
-    Args:
-        config: of the run.
-        splits: the splits to evaluate.
-        saved: the configuration with which the run was last started; None: it is new.
+    reference answer. `saved` is the configuration of the run's last start; None: it is new.
 
     Raises:
         ValueError: if the rewards no longer have the metric of the run that is resumed, or if the
@@ -58,10 +53,6 @@ def _with(config: Config, metric: str) -> Config:
 def check_references(config: Config, splits: Mapping[str, LoadedSplit | None]) -> None:
     """Refuses the metric `exact_answer` for prompts without reference answers.
 
-    Args:
-        config: of the run.
-        splits: the splits to evaluate, by setting.
-
     Raises:
         ValueError: with a line for each such split.
     """
@@ -75,9 +66,8 @@ def check_references(config: Config, splits: Mapping[str, LoadedSplit | None]) -
             whole = missing == len(split.prompts)
             rows = "its rows have" if whole else f"{missing} of its {len(split.prompts)} rows have"
             mistakes.append(
-                f"{name}: {rows} no reference answer in column {config.data.answer_column!r}, and "
-                f'eval.metric = "{EXACT_ANSWER}" compares with it; set data.answer_column, or '
-                f'eval.metric to "{WEIGHTED_SUM}" or the name of a reward part: {parts}'
+                f"{name}: {rows} no reference answer in column {config.data.answer_column!r}; set "
+                f'data.answer_column, or eval.metric to "{WEIGHTED_SUM}" or a reward part: {parts}'
             )
     if mistakes:
         raise ValueError("\n".join(mistakes))

@@ -12,10 +12,7 @@ from pipeline.run.history import Entry, rewards_version, valid_entries
 def evaluations(journal: Iterable[Entry], *, uses_rewards: bool) -> list[Entry]:
     """The entries of evaluations that count, oldest first.
 
-    Args:
-        journal: all entries.
-        uses_rewards: whether the metric is a reward: then those by former rewards do not count,
-            because scores by different rewards are not comparable.
+    If the metric is a reward (`uses_rewards`), those by former rewards do not: they do not compare.
     """
     entries = list(journal)
     found, version = valid_entries(entries, {"evaluated"}), rewards_version(entries)
@@ -23,25 +20,15 @@ def evaluations(journal: Iterable[Entry], *, uses_rewards: bool) -> list[Entry]:
 
 
 def best_facts(best: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The best validation compared with the last one: for `summary.json`, and in words.
-
-    An earlier process may have recorded its mean under another key than the last one.
-    """
+    """The best validation compared with the last one: for `summary.json`, and in words."""
     key, at, end = mean_key(best), best["step"], last["step"]
-    mean, last_mean = mean_of(best), mean_of(last)
-    facts = {"step": at, key: mean, "last_step": end, f"last_{key}": last_mean}
-    text = f"best by validation: step {at} with {show_mean(best)}; "
-    text += f"the last, step {end}, has {show_mean(last)}"
-    if _has_more_reward(best, last) and mean == last_mean:
-        text += f"; its mean reward is {best['reward']:.3f}, not {last['reward']:.3f}"
-    return facts, text
+    facts = {"step": at, key: mean_of(best), "last_step": end, f"last_{key}": mean_of(last)}
+    shown = f"best by validation: step {at} with {show_mean(best)}"
+    return facts, f"{shown}; the last, step {end}, has {show_mean(last)}"
 
 
 def best_of(validations: Iterable[Entry]) -> Entry | None:
-    """The best validation: by the metric, then the mean reward.
-
-    Of equal ones it is the earliest. A validation of which no answer has a score is none.
-    """
+    """The best validation, of equal ones the earliest; one without any score is none."""
     best = None
     for entry in validations:
         if is_better(entry, best):
@@ -52,22 +39,16 @@ def best_of(validations: Iterable[Entry]) -> Entry | None:
 def is_better(found: Mapping[str, Any], best: Mapping[str, Any] | None) -> bool:
     """Whether a validation is better than the best one: by the metric, then by the mean reward.
 
-    Mean rewards are compared only if the rewards did not change in between.
-
-    Args:
-        found: its mean as in a summary, `reward` and `rewards_version`.
-        best: the journal entry of the best one; None: there is none.
+    Mean rewards are compared only if the rewards did not change in between. `found` has its mean as
+    in a summary, `reward` and `rewards_version`, as has the journal entry of the best one.
     """
     mean = mean_of(found)
     if mean is None or best is None:
         return mean is not None
-    best_mean = mean_of(best)
-    assert best_mean is not None
-    return mean > best_mean or (mean == best_mean and _has_more_reward(found, best))
-
-
-def _has_more_reward(found: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
-    reward, best_reward = found.get("reward"), best.get("reward")
+    if mean != (best_mean := mean_of(best)):
+        assert best_mean is not None
+        return mean > best_mean
     if found.get("rewards_version", 0) != best.get("rewards_version", 0):
         return False
+    reward, best_reward = found.get("reward"), best.get("reward")
     return reward is not None and best_reward is not None and reward > best_reward

@@ -7,6 +7,7 @@ and exported. When to evaluate is the coordinator's decision.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,13 +19,8 @@ from pipeline.deadline import evaluation_part
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.evaluate.examples import COUNT, recorded_examples
-from pipeline.evaluate.notices import record_notice
-from pipeline.evaluate.recorded import (
-    best_facts,
-    best_of,
-    evaluations,
-    is_better,
-)
+from pipeline.evaluate.notices import EVALUATION_NOTICE, evaluation_notice
+from pipeline.evaluate.recorded import best_facts, best_of, evaluations, is_better
 from pipeline.rollout.dispatch import counting
 from pipeline.rollout.workers import OutOfTime
 from pipeline.run.history import rewards_version
@@ -38,9 +34,8 @@ _PIECES = (0.5, 0.75, 1.0)
 class EvaluationSchedule:
     """Evaluations of one run, and which version is the best.
 
-    Attributes:
-        best_facts: for `summary.json`: the best version and the last one, by validation; None:
-            `load_best` has found none.
+    `best_facts` is for `summary.json`: the best version and the last one, by validation; None:
+    `load_best` has found none.
     """
 
     def __init__(self, run: RunContext) -> None:
@@ -84,12 +79,7 @@ class EvaluationSchedule:
     async def evaluate_before(self, step: int, deadline: float | None) -> None:
         """Evaluates the policy at the start of the run on each test set, if the folder lacks it.
 
-        Args:
-            step: training steps done.
-            deadline: when the evaluation is abandoned.
-
-        Raises:
-            OutOfTime: at the deadline.
+        `step` training steps are done. Raises `OutOfTime` at the deadline.
         """
         missing = [name for name in self._tests if not self._entries(f"{name}_before")]
         if not missing:
@@ -109,16 +99,10 @@ class EvaluationSchedule:
     async def validate(
         self, step: int, deadline: float | None, *, save: Callable[[], Awaitable[None]]
     ) -> None:
-        """Validates the current version; keeps its adapter if it is the best so far.
+        """Validates the current version, `step`; keeps its adapter if it is the best so far.
 
-        Args:
-            step: the current version.
-            deadline: when the validation is abandoned.
-            save: writes a checkpoint before the adapter is kept: a resumed run must find this
-                version.
-
-        Raises:
-            OutOfTime: at the deadline.
+        `save` writes a checkpoint before the adapter is kept: a resumed run must find this version.
+        Raises `OutOfTime` at the deadline.
         """
         found = await self._timed("validation", self._validation, deadline)
         rewards = rewards_version(self._run.folder.entries())
@@ -127,20 +111,9 @@ class EvaluationSchedule:
             await self._run.workers.learner.keep_best()
         file = f"validation_{step:06d}"
         self._validated[step] = self._record("validation", step, found, file=file)
-        if found.mean is None:
-            self._run.records.event(
-                "validation_excluded",
-                f"step {step}: no answer of the validation has a score by eval.metric = "
-                f'"{self._run.config.metric}", so this version is not compared with others',
-                step=step,
-            )
 
     async def recover_best(self) -> None:
-        """Ensures that the file of the best adapter holds it: a kill may come before it does.
-
-        Raises:
-            DamagedFileError: if neither the file nor the checkpoint of the best version is there.
-        """
+        """Ensures that the file of the best adapter holds it: a kill may come before it does."""
         best = self.best
         if best is not None:
             await self._run.workers.learner.recover_best(best["step"], best["adapter_sha256"])
@@ -167,15 +140,11 @@ class EvaluationSchedule:
     ) -> dict[str, Any]:
         """Evaluates the loaded version on each test set, unless an earlier end has done so.
 
-        Args:
-            step: training steps done.
-            deadline: when the evaluation is abandoned.
-            share: share of each set's prompts to evaluate, the first ones; base and tuned policy
-                are compared on these.
+        `share` is that of each set's prompts to evaluate, the first ones, on which base and tuned
+        policy are compared. At the deadline what has no answers is left out.
 
         Returns:
             For `summary.json`: the test split before and after, and each further set under `sets`.
-            If the deadline left no time, only the evaluation before training.
         """
         compared = {
             name: await self._test(name, step, deadline, share=share) for name in self._tests
@@ -194,13 +163,9 @@ class EvaluationSchedule:
         if found is None:
             found = await self._evaluate_share(name, prompts, share, deadline)
             if (count := found.prompts) < len(prompts):
-                run.records.event(
-                    "evaluation_shortened",
-                    f"{name}: there is time for {count} of {len(prompts)} prompts",
-                    name=name,
-                    prompts=count,
-                    of=len(prompts),
-                )
+                facts = {"name": name, "prompts": count, "of": len(prompts)}
+                text = f"{name}: there is time for {count} of {len(prompts)} prompts"
+                run.records.event("evaluation_shortened", text, **facts)
             if not count:
                 return {} if before is None else {"before": before.summary()}
             version = step if self.best_facts is None else self.best_facts["step"]
@@ -271,11 +236,7 @@ class EvaluationSchedule:
         return [entry for entry in entries if entry["name"] == name]
 
     def _recorded(self, name: str, *, adapter: str | None = None) -> Evaluation | None:
-        """The last recorded answers, if they are of this adapter; None: there are none.
-
-        Raises:
-            DamagedFileError: as `RunFolder.read_rollouts`.
-        """
+        """The last recorded answers, if they are of this adapter; None: there are none."""
         entries = self._entries(name)
         if not entries or adapter not in {None, entries[-1]["adapter_sha256"]}:
             return None
@@ -289,19 +250,17 @@ class EvaluationSchedule:
         """Records answers of the loaded adapter; see `Records.evaluation`."""
         records, published = self._run.records, self._run.workers.published
         assert published is not None
-        for part, errors in found.errors.items():
-            records.event(
-                "evaluation_errors",
-                f"{name}: {len(errors)} answer(s) without reward {part!r}, first: {errors[0]}",
-                evaluation=name,
-                step=step,
-                name=part,
-                count=len(errors),
-                first=errors[0],
-            )
+        for part, count in Counter(part for part, _ in found.errors).items():
+            first = next(why for failed, why in found.errors if failed == part)
+            text = f"{name}: {count} answer(s) without reward {part!r}, first: {first}"
+            facts = {"evaluation": name, "step": step, "name": part, "count": count, "first": first}
+            records.event("evaluation_errors", text, **facts)
         entry = records.evaluation(
             name, step, found.summary(), answers=found.rows, adapter=published.sha256, **more
         )
-        if step == 0:
-            record_notice(records, name, step, found, config=self._run.config)
+        told = step or any(records.folder.events(EVALUATION_NOTICE))
+        if not told and (why := evaluation_notice(found, self._run.config)) is not None:
+            what = f"{name}: {why}"
+            shown = f"WARNING: {what}"
+            records.event(EVALUATION_NOTICE, shown, evaluation=name, step=step, what=what)
         return entry

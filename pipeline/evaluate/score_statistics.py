@@ -1,6 +1,4 @@
-"""Confidence intervals of mean scores, and paired comparison of two of them.
-
-For metrics with real values; `significance` has the intervals and tests of shares of right answers.
+"""Confidence intervals of mean scores with real values, and paired comparison of two of them.
 
 Scores are float arrays `prompts samples`, NaN where an answer has none, with the same prompts in
 the same order before and after. Samples of one prompt are not independent, so the unit of analysis
@@ -35,13 +33,10 @@ _EQUAL = 1e-9
 
 @dataclass(frozen=True)
 class MeanScore:
-    """The mean score of the prompts.
+    """The mean score of the `n` prompts that have one, with its 95% interval.
 
-    Attributes:
-        score: the mean; None if no prompt has a score.
-        n: number of prompts with a score.
-        ci95: 95% interval of the mean; None if fewer than two prompts have a score, or all scores
-            are equal: the bootstrap cannot estimate their spread.
+    The interval is None if fewer than two prompts have a score, or all scores are equal: the
+    bootstrap cannot estimate their spread.
     """
 
     score: float | None
@@ -62,11 +57,7 @@ def measure_scores(scores: np.ndarray) -> MeanScore:
 
 
 def compare_scores(before: np.ndarray, after: np.ndarray) -> PairedChange:
-    """Change from `before` to `after`, on the prompts that have a score in both.
-
-    The interval is that of `mean_interval` for the prompts' differences, the p-value that of
-    `sign_flip_test`.
-    """
+    """Change from `before` to `after`, on the prompts that have a score in both."""
     assert before.shape == after.shape, (before.shape, after.shape)
     found = _known(_of_prompts(after) - _of_prompts(before))
     if not len(found):
@@ -84,16 +75,12 @@ def compare_scores(before: np.ndarray, after: np.ndarray) -> PairedChange:
 
 
 def mean_interval(values: np.ndarray) -> tuple[float, float]:
-    """95% interval of the mean: the expanded BCa bootstrap.
+    """95% interval of the mean of `n` values, not all equal: the expanded BCa bootstrap.
 
     BCa (Efron, J. Am. Stat. Assoc. 82, 1987, 171-185) takes quantiles of the resampled means,
-    corrected for bias and skewness; the acceleration is that of the jackknife. The interval lies
-    within the range of the values. The nominal tails are those of a t-distribution with n - 1
+    corrected for bias and skewness. The nominal tails are those of a t-distribution with n - 1
     degrees of freedom, widened by sqrt(n / (n - 1)): without it intervals of few values are too
     narrow (Hesterberg, The American Statistician 69, 2015, 371-386; as `CI.bca` of R's `resample`).
-
-    Args:
-        values: float `n`; n at least 2, the values not all equal.
     """
     # Imported late: takes a second, and most runs have only shares of right answers.
     from scipy.stats import DegenerateDataWarning, bootstrap

@@ -19,13 +19,7 @@ _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A share of right answers with its interval.
-
-    Attributes:
-        accuracy: mean over all answers.
-        n: number of prompts.
-        ci95: 95% interval of the accuracy.
-    """
+    """A share of right answers to `n` prompts, with its 95% interval."""
 
     accuracy: float
     n: int
@@ -34,17 +28,14 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class PairedChange:
-    """The change of accuracies or scores of the same prompts.
+    """The change of accuracies or scores of the same `n` prompts; None without any.
 
     Attributes:
-        difference: mean of the differences, after minus before; None without prompts.
-        ci95: 95% interval of the difference; None without prompts, and of scores as in
-            `score_statistics.MeanScore`.
-        p: p-value of the null hypothesis that nothing changed; None without prompts.
-        test: name of the test.
+        difference: mean of the differences, after minus before.
+        ci95: its 95% interval; of scores as in `score_statistics.MeanScore`.
+        p: p-value of the null hypothesis that nothing changed, by the named test.
         gained: number of prompts with more right answers, or a higher score, than before.
         lost: number of prompts with fewer, or a lower one.
-        n: number of prompts.
     """
 
     difference: float | None = None
@@ -61,8 +52,8 @@ def measure_accuracy(correct: np.ndarray) -> Accuracy:
 
     With several samples per prompt the interval is Wilson's for the effective number of answers:
     the number of independent answers with the variance found between the prompts' means (Kish's
-    design effect; Franco et al., J. Survey Stat. Methodol. 7, 2019, 334-364). It is at least the
-    number of prompts (identical samples) and at most that of answers (independent samples).
+    design effect; Franco et al., J. Survey Stat. Methodol. 7, 2019, 334-364), bounded by the
+    numbers of prompts and of answers.
     """
     means, samples = _means(correct)
     share = float(means.mean())
@@ -75,17 +66,14 @@ def compare_paired(before: np.ndarray, after: np.ndarray) -> PairedChange:
 
     With one sample per prompt the interval is Newcombe's method 10 (Statistics in Medicine 17,
     1998, 2635-2650): Wilson intervals of both shares, squared and added with the correlation of the
-    pairs. Unlike Wald's it has the stated coverage also for shares near 0 and 1 and for few
-    changes. The p-value is McNemar's exact one: the probability that a fair coin splits the changed
+    pairs. The p-value is McNemar's exact one: the probability that a fair coin splits the changed
     prompts at least as unevenly.
 
     With several samples the same is done with the prompts' means: their intervals are those of
     `measure_accuracy`, squared and added with the correlation of the means (MOVER; Zou and Donner,
     Statistics in Medicine 27, 2008, 1693-1702). The p-value is that of Fisher's paired
-    randomization test: without a change each prompt's difference could have either sign; p is the
-    share of the 2**n choices of signs whose sum is at least as far from 0. It is exact, not sampled
-    (Pagano and Tritchler, J. Am. Stat. Assoc. 78, 1983, 435-440), and equals McNemar's with one
-    sample per prompt.
+    randomization test (see `score_statistics.sign_flip_test`), exact, not sampled (Pagano and
+    Tritchler, J. Am. Stat. Assoc. 78, 1983, 435-440); with one sample per prompt it is McNemar's.
     """
     assert before.shape == after.shape, (before.shape, after.shape)
     before_means, samples = _means(before)
@@ -115,12 +103,8 @@ def compare_paired(before: np.ndarray, after: np.ndarray) -> PairedChange:
 def pass_at(correct: np.ndarray, k: int) -> float:
     """The probability that at least one of `k` samples is right, mean over the prompts.
 
-    Unbiased (Chen et al., arXiv:2107.03374): for a prompt with c right samples of n it is
-    1 - C(n - c, k) / C(n, k).
-
-    Args:
-        correct: bool `prompts samples`.
-        k: at most the number of samples.
+    Unbiased (Chen et al., arXiv:2107.03374): for a prompt with c right samples of n, at least `k`,
+    it is 1 - C(n - c, k) / C(n, k). `correct` is bool `prompts samples`.
     """
     samples = correct.shape[1]
     assert 1 <= k <= samples, (k, samples)

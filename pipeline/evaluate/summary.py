@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ACCURACY, SCORE = "accuracy", "score"
-NO_VALUE = "none"
+_NO_VALUE = "none"
 """Shown for a mean or an interval that does not exist."""
-_MOST_SHOWN = 1e6
-"""Larger numbers are shown with an exponent."""
 
 
 def mean_key(summary: Mapping[str, Any]) -> str:
@@ -48,20 +46,14 @@ def show_interval(summary: Mapping[str, Any]) -> str:
     """The 95% interval of the mean in brackets."""
     bounds: Sequence[float] | None = summary["ci95"]
     if bounds is None:
-        return NO_VALUE
+        return _NO_VALUE
     return f"[{', '.join(_shown(bound, summary) for bound in bounds)}]"
 
 
 def show_change(
     before: Mapping[str, Any], after: Mapping[str, Any], compared: Mapping[str, Any]
 ) -> str:
-    """Both means and the paired difference with its interval: `0.2 -> 0.3: +0.1 [+0.0, +0.2]`.
-
-    Args:
-        before: a summary.
-        after: of the same metric.
-        compared: `paired_difference` and `paired_ci95`.
-    """
+    """Both means and the paired difference with its interval: `0.2 -> 0.3: +0.1 [+0.0, +0.2]`."""
     means = f"{show_mean(before)} -> {show_mean(after)}"
     difference, bounds = compared["paired_difference"], compared["paired_ci95"]
     if difference is None:
@@ -82,9 +74,9 @@ def show_number(value: float) -> str:
 
 def _shown(value: float | None, summary: Mapping[str, Any]) -> str:
     if value is None:
-        return NO_VALUE
+        return _NO_VALUE
     return f"{value:.1%}" if ACCURACY in summary else show_number(value)
 
 
 def _number_format(value: float) -> str:
-    return ".3f" if abs(value) < _MOST_SHOWN else ".3g"
+    return ".3f" if abs(value) < 1e6 else ".3g"

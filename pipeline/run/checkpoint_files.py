@@ -17,15 +17,7 @@ CHECKPOINT_MARK = "_CHECKPOINT_METADATA"
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """A checkpoint of a run.
-
-    Attributes:
-        step: training steps before it; the policy version.
-        path: its folder.
-        num_bytes: size on disk.
-        adapter_sha256: hash of the adapter.
-        provenance: hashes of what the run read, see `pipeline.run.history.provenance`.
-    """
+    """A checkpoint of a run after `step` training steps; see `pipeline.run.history.provenance`."""
 
     step: int
     path: Path

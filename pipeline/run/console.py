@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import sys
 import threading
@@ -18,7 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from pipeline.clock import Clock
 from pipeline.run.record_files import TIME_FORMAT, write_atomically
@@ -40,10 +39,6 @@ _OWN_LINES = {"device_wait"}
 """Phases that say themselves what they wait for."""
 
 
-def _print(text: str) -> None:
-    print(text, flush=True)
-
-
 class Console:
     """Shows a run; a context manager, inside of which the view is drawn and `status.json` written.
 
@@ -63,7 +58,7 @@ class Console:
         clock: Clock | None = None,
         phase: Callable[[], str | None] = lambda: None,
         status_file: Path | None = None,
-        write: Callable[[str], None] = _print,
+        write: Callable[[str], None] = lambda text: print(text, flush=True),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._clock, self._phase, self._file = clock, phase, status_file
@@ -80,7 +75,7 @@ class Console:
 
     def __enter__(self) -> Console:
         if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-            self._live = self._drawing.enter_context(_drawn(self._view))
+            self._live = self._drawing.enter_context(_drawn(lambda: view(self.status)))
         self._thread.start()
         return self
 
@@ -128,12 +123,7 @@ class Console:
                 self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows a finished step, counted from 1.
-
-        Args:
-            step: number of the step.
-            metrics: of the step.
-        """
+        """Shows a finished step, counted from 1."""
         planned, end_s = metrics.get("budget/steps_planned"), metrics.get("budget/expected_end_s")
         changes: dict[str, Any] = {"step": step, "metrics": dict(metrics)}
         if planned is not None:
@@ -148,12 +138,7 @@ class Console:
 
     @contextmanager
     def activity(self, what: str, unit: str) -> Iterator[ShowProgress]:
-        """Shows the progress of its block.
-
-        Args:
-            what: is being done, or the process that does it.
-            unit: of the amount, in the plural.
-        """
+        """Shows the progress of its block: what is done, or which process; `unit` is a plural."""
         key = object()
 
         def show(done: int, total: int) -> None:
@@ -192,58 +177,23 @@ class Console:
             with suppress(OSError):
                 write_atomically(self._file, text.encode())
 
-    def _view(self, ascii_only: bool) -> RenderableType:  # noqa: FBT001
-        return view(self.status, ascii_only=ascii_only)
-
 
 @contextmanager
-def _drawn(render: Callable[[bool], RenderableType]) -> Iterator[Live]:
-    """Draws on the terminal; what is printed or logged meanwhile appears above the view.
-
-    Args:
-        render: gets whether the terminal has ASCII only.
-    """
+def _drawn(render: Callable[[], RenderableType]) -> Iterator[Live]:
+    """Draws on the terminal; what is printed or logged meanwhile appears above the view."""
     # Imported late: without a terminal it is not needed.
-    from rich import get_console
     from rich.live import Live
 
-    ascii_only = get_console().options.ascii_only
-    live = Live(
-        get_renderable=lambda: render(ascii_only),
-        auto_refresh=False,
-        redirect_stderr=sys.stderr.isatty(),
-    )
-    stream = sys.stderr
-    handlers = _handlers(stream)
+    live = Live(get_renderable=render, auto_refresh=False, redirect_stderr=sys.stderr.isatty())
     with live:
         # A process that is killed must not leave the terminal without a cursor.
         live.console.show_cursor()
-        for handler in handlers:
-            handler.setStream(sys.stderr)
-        try:
-            yield live
-        finally:
-            for handler in handlers:
-                handler.setStream(stream)
+        yield live
 
 
-def _handlers(stream: TextIO) -> list[logging.StreamHandler[TextIO]]:
-    """The log handlers that keep `stream`, which they began with, such as Ray's."""
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    return [
-        handler
-        for logger in loggers
-        if isinstance(logger, logging.Logger)
-        for handler in logger.handlers
-        if isinstance(handler, logging.StreamHandler) and vars(handler).get("stream") is stream
-    ]
-
-
-def view(status: Status, *, ascii_only: bool = False) -> RenderableType:
-    """The view on a terminal, which may have no other characters than those of ASCII."""
-    from rich.console import Group
+def view(status: Status) -> RenderableType:
+    """The view on a terminal."""
     from rich.progress_bar import ProgressBar
-    from rich.rule import Rule
     from rich.table import Table
     from rich.text import Text
 
@@ -251,6 +201,7 @@ def view(status: Status, *, ascii_only: bool = False) -> RenderableType:
         return ProgressBar(total, done, width=_BAR, complete_style="cyan", finished_style="cyan")
 
     rows = Table.grid(padding=(0, 2))
+    rows.add_row()
     phase, elapsed = (phase_words(status.phase), "cyan"), (show_seconds(status.elapsed_s), "dim")
     head = Text.assemble((status.place, "bold"), "  ", phase, "  ", elapsed)
     rows.add_row(Text(status.run, "bold"), head)
@@ -265,5 +216,4 @@ def view(status: Status, *, ascii_only: bool = False) -> RenderableType:
     if (alarm := status.last_alarm) is not None:
         last = Text(f"step {alarm['step']}: {alarm['text']}", "yellow")
         rows.add_row(Text("last alarm", "dim"), last)
-    # Rich falls back to ASCII in bars, not in rules.
-    return Group(Rule(characters="-" if ascii_only else "─", style="dim"), rows)
+    return rows

@@ -17,13 +17,7 @@ class LockedFolder:
     """A new folder that this process holds locked; deletes the folders of killed processes.
 
     The kernel releases the locks of a process however it ends, so an unlocked folder is unused.
-
-    Args:
-        parent: existing folder in which the new one is created.
-        prefix: prefix of the folder's name, and of the names of folders that may be deleted.
-
-    Attributes:
-        path: the folder.
+    Those whose names have the prefix may be deleted.
 
     Raises:
         OSError: if it cannot be created.
@@ -46,7 +40,7 @@ class LockedFolder:
 
     def remove(self) -> None:
         """Deletes the folder and releases the lock."""
-        _remove(self.path)
+        shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
@@ -56,18 +50,6 @@ def _remove_if_unlocked(folder: Path) -> None:
         lock = os.open(folder / _LOCK, os.O_WRONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(folder)
+            shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)
-
-
-def _remove(folder: Path) -> None:
-    """Deletes the lock file last, so that a later process can delete what remains."""
-    with suppress(OSError):
-        for entry in folder.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry, ignore_errors=True)
-            elif entry.name != _LOCK:
-                entry.unlink(missing_ok=True)
-        if {entry.name for entry in folder.iterdir()} <= {_LOCK}:
-            shutil.rmtree(folder, ignore_errors=True)

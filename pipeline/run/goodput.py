@@ -32,35 +32,25 @@ Row = Mapping[str, Any]
 
 WAITING_PHASES = ("ray_start", "device_wait")
 """Phases without devices: Ray starts, other runs hold the devices."""
-START_PHASES = (*WAITING_PHASES, "loading", "compile", "probe")
 STEP_PHASES = ("sample", "reward", "learn", "sync", "coordination")
 """Phases of training steps, as the driver sees them."""
-LOST = "lost"
-PHASES = (*START_PHASES, *STEP_PHASES, "evaluation", "checkpoint", "export", "end", LOST)
+_LOST = "lost"
+PHASES = (
+    *(*WAITING_PHASES, "loading", "compile", "probe", *STEP_PHASES),
+    *("evaluation", "checkpoint", "export", "end", _LOST),
+)
 """All phases of the driver, in the order of the table."""
 _UNFINISHED = frozenset({"sample", "reward", "learn"})
 """Phases that are of a step that did not end, where they are not in its row."""
 DEVICE_PHASES = ("prefill", "decode", "update")
 """Phases of the devices in training steps; `time/devices/PHASE_s` is the mean over the chips."""
-SLOTS_USEFUL = "rollout/slots_useful"
-PADDED_SHARES = ("learner/padded_share", "sft/padded_share")
 _WEIGHTS = {
     "decode_tokens_per_s": "decode",
     "prefill_tokens_per_s": "prefill",
     "update_tokens_per_s": "update",
     "mfu": "update",
-    "hfu": "update",
 }
 """Phase of the devices that a speed is relative to; the others are relative to the steps."""
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "rollouts": ("sample",),
-    "update": ("learn",),
-    "rewards": ("reward",),
-    "evaluation, records": ("sync", "coordination", "evaluation", "checkpoint", "export", "end"),
-    "start": START_PHASES,
-    LOST: (LOST,),
-}
-"""Phases by what they are for."""
 _MEASURED_S = 0.5
 """Seconds that no phase has by the error of their measurement."""
 _LEAST_SHARE = 0.001
@@ -75,8 +65,7 @@ class TimeUse:
         seconds: of the driver by phase, in the order of `PHASES`.
         rows: metrics of the steps that count.
         starts: number of processes that came to train.
-        first_step_s: seconds up to the end of the first of these steps, all waits included; None:
-            there is none.
+        first_step_s: seconds up to the end of the first of these steps, all waits included.
     """
 
     seconds: Mapping[str, float]
@@ -148,13 +137,9 @@ class TimeUse:
 
 
 def time_use(rows: Iterable[Row], journal: Iterable[Row], *, used_s: float = 0.0) -> TimeUse:
-    """Where the time of a run went.
+    """Where the time of a run went, by all rows and entries of its records.
 
-    Args:
-        rows: of `metrics.jsonl`.
-        journal: all entries.
-        used_s: seconds that the run has used, on the scale of `time/elapsed_s`: of a run that has
-            no process now.
+    `used_s` are the seconds that a run without a process has used, as `time/elapsed_s` counts them.
     """
     rows = [row for row in rows if "time/elapsed_s" in row]
     parts, starts, ended_s = [phase_seconds(row) for row in rows], list[Row](), None
@@ -175,7 +160,7 @@ def time_use(rows: Iterable[Row], journal: Iterable[Row], *, used_s: float = 0.0
     used_s = max([used_s, *known_s]) if ended_s is None else ended_s
     lost_s = used_s + found.get("device_wait", 0.0) - sum(found.values())
     if lost_s > _MEASURED_S:
-        found[LOST] = lost_s
+        found[_LOST] = lost_s
     first_s = rows[0]["time/elapsed_s"] if rows else None
     if first_s is not None:
         before = [one["seconds"] for one in starts if one["elapsed_s"] <= first_s]
@@ -196,16 +181,13 @@ def step_seconds(row: Row) -> float:
 
 
 def device_seconds(row: Row) -> dict[str, float]:
-    """Seconds of the chips in a step, a mean over them: useful work, and the rest.
-
-    Returns:
-        By `DEVICE_PHASES`, and `empty slots`, `padding` and `idle`.
-    """
+    """Seconds of the chips in a step, a mean over them: useful work by phase, and the rest."""
     prefill_s, decode_s, update_s = (
         row.get(f"time/devices/{name}_s", 0.0) for name in DEVICE_PHASES
     )
-    empty_s = decode_s * (1 - row.get(SLOTS_USEFUL, 1.0))
-    padding_s = update_s * next((row[name] for name in PADDED_SHARES if name in row), 0.0)
+    empty_s = decode_s * (1 - row.get("rollout/slots_useful", 1.0))
+    padded = row.get("learner/padded_share", row.get("sft/padded_share", 0.0))
+    padding_s = update_s * padded
     return {
         "prefill": prefill_s,
         "decode": decode_s - empty_s,
@@ -225,13 +207,6 @@ def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return found
 
 
-def grouped(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by group, in the order of `GROUPS`."""
-    return {
-        group: sum(seconds.get(phase, 0.0) for phase in phases) for group, phases in GROUPS.items()
-    }
-
-
 def share_rows(seconds: Mapping[str, float]) -> list[tuple[str, str, str]]:
     """Name, seconds and share of the sum, of those with a notable share, and of all."""
     total_s = sum(seconds.values())
@@ -244,12 +219,7 @@ def share_rows(seconds: Mapping[str, float]) -> list[tuple[str, str, str]]:
 
 
 def time_lines(use: TimeUse, *, cost: Mapping[str, float]) -> Iterator[str]:
-    """Where the time went, goodput, speed and cost, as lines; none if nothing is recorded.
-
-    Args:
-        use: of the run.
-        cost: see `meter.cost`.
-    """
+    """Where the time went, goodput, speed and cost (see `meter.cost`); none if none is recorded."""
     rows = share_rows(use.seconds)
     if not rows:
         return
@@ -266,14 +236,14 @@ def time_lines(use: TimeUse, *, cost: Mapping[str, float]) -> Iterator[str]:
         )
         yield f"goodput: {goodput['total']:.1%} = {parts}"
     speed = use.speeds
-    used = [f"{key.upper()} {speed[key]:.1%}" for key in ("mfu", "hfu") if key in speed]
     if "useful_tokens_per_s_chip" in speed:
-        of_limits = f"; {', '.join(used)}" if used else ""
+        mfu = f"; MFU {speed['mfu']:.1%}" if "mfu" in speed else ""
         rate = speed["useful_tokens_per_s_chip"]
-        yield f"speed: {rate:,.1f} trained tokens per second and chip{of_limits}"
+        yield f"speed: {rate:,.1f} trained tokens per second and chip{mfu}"
     if cost:
-        each = {kind: cost.get(f"usd_per_mtoken_{kind}") for kind in ("generated", "trained")}
         prices = "".join(
-            f", {price:,.2f} per million {kind} tokens" for kind, price in each.items() if price
+            f", {cost[key]:,.2f} per million {kind} tokens"
+            for kind in ("generated", "trained")
+            if (key := f"usd_per_mtoken_{kind}") in cost
         )
         yield f"cost: {cost['usd']:,.2f} dollars{prices}"

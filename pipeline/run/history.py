@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
-RESUMED = "resumed"
-"""Journal event: a start that resumes after a step."""
-STARTED = "started"
-"""Journal event: a process has started; with the hashes of what it reads."""
-ENDED = "ended"
-"""Journal event: a clean end, after which the summary is there."""
-RESTARTED = "restarted"
-"""Journal event: the run died or hung, and its parent has started it again; with the reason."""
-REWARDS_CHANGED = "rewards_changed"
-"""Journal event: the rewards have changed; earlier scores are not comparable."""
-SETTINGS_CHANGED = "settings_changed"
-"""Journal event: a resume has changed other settings, which `--accept` named."""
+RESUMED = "resumed"  # a start that resumes after a step
+STARTED = "started"  # a process has started; with the hashes of what it reads
+ENDED = "ended"  # a clean end, after which the summary is there
+RESTARTED = "restarted"  # the run died or hung, and its parent has started it again
+REWARDS_CHANGED = "rewards_changed"  # earlier scores are not comparable
+SETTINGS_CHANGED = "settings_changed"  # a resume has changed others, which `--accept` named
 
 Entry = TypeVar("Entry", bound=Mapping[str, Any])
 
@@ -25,11 +19,7 @@ def valid_entries(entries: Iterable[Entry], events: Collection[str]) -> list[Ent
     """Entries of these events, oldest first, without those that a later resume rolled back.
 
     An entry is rolled back if a later resume starts after an earlier `step`; one without a `step`
-    never is.
-
-    Args:
-        entries: the journal.
-        events: kinds of entries, but for `RESUMED`.
+    never is. The events are others than `RESUMED`.
     """
     found: list[Entry] = []
     for entry in entries:

@@ -1,12 +1,11 @@
 """Figures of a run while it goes on: seconds by phase, goodput, speed, memory, cost.
 
-    MFU  = 4 N T / (peak x chip-seconds of updates)      useful operations
-    HFU  = c N P / (peak x chip-seconds of updates)      executed operations
+    MFU = 4 N T / (peak x chip-seconds of updates)
 
-with N parameters, T tokens and P positions of the learner, padding included. A token costs 2 N
-operations forward and 2 N for the gradient of the activations (PaLM, arXiv:2204.02311, appendix B,
-without the gradient of the frozen weights); c is 6 with full rematerialization, else 4. Forward
-passes of a reference or a teacher are not counted, but their seconds are.
+with N parameters and T tokens of the learner. A token costs 2 N operations forward and 2 N for the
+gradient of the activations (PaLM, arXiv:2204.02311, appendix B, without the gradient of the frozen
+weights). Forward passes of a reference or a teacher are not counted, but their seconds are. A CPU
+has no MFU: its peak is not published.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ Figures = dict[str, float]
 
 LEARNER, SAMPLERS = "learner", "samplers"
 """Kinds of processes with devices."""
-_USEFUL, _REMATERIALIZED = 4.0, 6.0
-"""Operations per token and parameter that a LoRA update needs, and with full rematerialization."""
+_OPERATIONS = 4.0
+"""Operations per token and parameter that a LoRA update needs."""
 _HOUR_S = 3600.0
 _MILLION = 1e6
 
@@ -44,11 +43,9 @@ class Hardware:
 
     Attributes:
         chips: chips of a process, by kind of process; a colocated run has a learner only.
-        total_chips: all chips of the run.
         chip_hour_usd: price of a chip-hour; None: unknown.
-        parameters: of the base; 0: unknown, as are the limits below.
-        operations: executed operations per position and parameter of an update.
-        flops: peak operations per second of a chip in bfloat16 (on a CPU what the planner assumes).
+        parameters: of the base; 0: unknown, as is what follows.
+        flops: peak operations per second of a chip in bfloat16; 0: not published.
         planned_bytes: the planner's bytes of a chip for given sizes, by kind of process.
     """
 
@@ -56,7 +53,6 @@ class Hardware:
     total_chips: int
     chip_hour_usd: float | None = None
     parameters: int = 0
-    operations: float = _USEFUL
     flops: float = 0.0
     planned_bytes: Callable[[Sizes], Mapping[str, int]] = lambda _: {}
 
@@ -84,8 +80,7 @@ class Hardware:
         return replace(
             known,
             parameters=case.shape.parameters,
-            operations=_USEFUL if plan.remat in {"none", "dots"} else _REMATERIALIZED,
-            flops=chip.bf16_flops,
+            flops=0.0 if plan.platform == "cpu" else chip.bf16_flops,
             planned_bytes=lambda sizes: _planned_bytes(case, sizes),
         )
 
@@ -101,16 +96,9 @@ def _planned_bytes(case: PlanCase, sizes: Sizes) -> dict[str, int]:
 
 
 def speeds(row: Mapping[str, float], hardware: Hardware, *, passes: int) -> Figures:
-    """Speeds of a step, and what it uses of the chips; what is not defined is left out.
+    """Tokens per second of a step (`useful` per chip) and of its phases, all processes; `mfu`.
 
-    Args:
-        row: metrics of the step.
-        hardware: of the run.
-        passes: of the learner over the batch.
-
-    Returns:
-        Tokens per second of the step (`generated`, `trained`; `useful` per chip) and of a phase,
-        of all processes together; `mfu` and `hfu`.
+    What is not defined is left out. The learner passes `passes` times over the batch.
     """
     chips, learning = hardware.total_chips, hardware.chips[LEARNER]
     sampling = chips - learning if SAMPLERS in hardware.chips else learning
@@ -121,7 +109,6 @@ def speeds(row: Mapping[str, float], hardware: Hardware, *, passes: int) -> Figu
     )
     step_s, generated = step_seconds(row), row.get("tokens/generated", 0.0)
     learned, flops = passes * (positions - padded), hardware.flops * update
-    operations = hardware.operations * hardware.parameters * passes * positions
     ratios = {
         "generated_tokens_per_s": (generated, step_s),
         "trained_tokens_per_s": (trained, step_s),
@@ -130,23 +117,13 @@ def speeds(row: Mapping[str, float], hardware: Hardware, *, passes: int) -> Figu
         "prefill_tokens_per_s": (row.get("rollout/prompt_positions", 0.0), prefill / sampling),
         "decode_tokens_per_s": (generated, decode / sampling),
         "update_tokens_per_s": (learned, update / learning),
-        "mfu": (_USEFUL * hardware.parameters * learned, flops),
-        "hfu": (operations, flops),
+        "mfu": (_OPERATIONS * hardware.parameters * learned, flops),
     }
     return {name: amount / total for name, (amount, total) in ratios.items() if amount and total}
 
 
 class RunMeter:
-    """Measures a process of a run.
-
-    Args:
-        folder: of the run.
-        hardware: of the run.
-        phases: of the driver.
-
-    Attributes:
-        phases: the same.
-    """
+    """Measures a process of a run; `phases` are those of the driver."""
 
     def __init__(self, folder: RunFolder, hardware: Hardware, phases: PhaseClock) -> None:
         self.phases = phases
@@ -157,10 +134,7 @@ class RunMeter:
     ) -> dict[str, Any]:
         """What the journal says of the time of a start; the clock begins anew.
 
-        Args:
-            uses: of the workers since they began.
-            elapsed_s: seconds that the run has used.
-            used_before_s: seconds that its earlier processes have used.
+        `used_before_s` are the seconds that earlier processes have used, of `elapsed_s`.
         """
         seconds = self.phases.take()
         compile_s = max((use.seconds.get("compile", 0.0) for use in uses.values()), default=0.0)
@@ -184,12 +158,7 @@ class RunMeter:
     ) -> Figures:
         """Further metrics of a step: seconds of devices, goodput, speed, cost, memory.
 
-        Args:
-            row: its metrics so far, with `time/elapsed_s` and those of `driver_metrics`.
-            uses: of all workers in the step.
-            passes: of the learner over the batch.
-            progress: the step included.
-            sizes: of the step.
+        `row` are its metrics so far, with `time/elapsed_s` and those of `driver_metrics`.
         """
         found = {
             f"time/devices/{phase}_s": self._mean_over_chips(uses, phase) for phase in DEVICE_PHASES
@@ -210,9 +179,7 @@ class RunMeter:
     def cost(self, progress: Progress, *, used_s: float) -> Figures:
         """Dollars so far and per million tokens; empty without a price.
 
-        Args:
-            progress: has the tokens, each step once.
-            used_s: seconds that the run has used; waits for devices do not count.
+        `used_s` are the seconds that the run has used; waits for devices do not count.
         """
         hardware = self._hardware
         if hardware.chip_hour_usd is None:
@@ -226,11 +193,7 @@ class RunMeter:
         return found
 
     def end(self, *, elapsed_s: float) -> tuple[TimeUse, dict[str, float]]:
-        """Where the time of the run went, and the seconds since the last row, for the journal.
-
-        Args:
-            elapsed_s: seconds that the run has used.
-        """
+        """Where the time of the run went, and the seconds since the last row, for the journal."""
         folder, seconds = self._folder, self.phases.take()
         entry = {"event": ENDED, "elapsed_s": elapsed_s, "seconds": seconds}
         return time_use(folder.metrics, [*folder.entries(), entry]), seconds

@@ -45,11 +45,7 @@ logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
 
 class Snapshot:
-    """The files of a run folder at one moment, by path; the content of its records.
-
-    Args:
-        folder: the run folder.
-    """
+    """The files of a run folder at one moment, by path; the content of its records."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,15 +61,9 @@ class Snapshot:
 
 
 class Copier:
-    """Copies what is new in a run folder.
+    """Copies what is new in a run folder to MIRROR/NAME; raises what the store raises.
 
     Of the files that an earlier process has copied only those are new that may have been replaced.
-
-    Args:
-        url: MIRROR/NAME.
-
-    Raises:
-        Exception: what the store raises, also in `copy`.
     """
 
     def __init__(self, url: str) -> None:
@@ -102,27 +92,23 @@ class Copier:
 
 
 class Mirror:
-    """Copies a run folder in a thread; this never blocks the run, nor fails it.
+    """Copies a run folder to MIRROR/NAME in a thread; this never blocks the run, nor fails it.
 
-    Args:
-        url: MIRROR/NAME; None: there is no mirror, and every call does nothing.
+    Without a URL there is no mirror, and every call does nothing.
     """
 
     def __init__(self, url: str | None) -> None:
         self.url = url
         self._asked = threading.Event()
         self._thread: threading.Thread | None = None
-        self._finishes = self._is_complete = False
+        self._finishes = False
         self._snapshot: Snapshot
         self._log_event: LogEvent
 
     def start(self, folder: Path, *, log_event: LogEvent) -> None:
-        """Starts the thread, which copies at once what is there.
+        """Starts the thread, which copies at once what is in the run folder.
 
-        Args:
-            folder: the run folder.
-            log_event: writes an event to journal and console; called in the thread of the caller's
-                event loop.
+        `log_event` is called in the thread of the caller's event loop.
         """
         if self.url is None:
             return
@@ -145,11 +131,8 @@ class Mirror:
         self._finishes = True
         self._asked.set()
         await asyncio.to_thread(self._thread.join, FINISH_S)
-        if not self._is_complete:
-            self._say(
-                "the end of the run could not be copied; the same command continues the copy from "
-                "this host"
-            )
+        if self._thread.is_alive():
+            self._say("the end of the run is not copied; the same command continues from this host")
         await asyncio.sleep(0)  # for the thread's messages, and this one
 
     def _say(self, text: str) -> None:
@@ -167,9 +150,7 @@ class Mirror:
                 copier.copy(self._snapshot)
             except Exception as error:  # noqa: BLE001  # of any library of a store
                 why = first_line(error)
-                self._say(f"cannot be written ({why}); the next checkpoint tries again")
-            else:
-                self._is_complete = finishes
+                self._say(f"cannot be written ({why}); the next copy tries again")
 
 
 def _place(path: str) -> tuple[int, int, bool, str]:
@@ -184,12 +165,7 @@ def _place(path: str) -> tuple[int, int, bool, str]:
 
 
 def open_store(url: str) -> DirFileSystem:
-    """The folder at a URL, which need not exist; paths are relative to it.
-
-    Raises:
-        ValueError: if the protocol is unknown.
-        ImportError: if its library is not installed.
-    """
+    """The folder at a URL, which need not exist; paths are relative to it."""
     options = {"auto_mkdir": True} if _is_local(url) else {}
     fs, root = fsspec.url_to_fs(url, skip_instance_cache=True, **options)
     return DirFileSystem(root, fs)
@@ -230,17 +206,15 @@ def mirror_url(config: Config) -> str | None:
     return None if config.run.mirror is None else f"{config.run.mirror}/{config.run.name}"
 
 
-def check_mirror(mirror: str, run: Path) -> None:
+def check_mirror(mirror: str | None) -> None:
     """Checks `run.mirror` without keys: a submitted job may have others.
-
-    Args:
-        mirror: its value.
-        run: the run folder.
 
     Raises:
         ValueError: if its protocol has no library here, or it is a folder of this host that does
-            not exist (an unmounted disk), or in which the copy would be the run folder.
+            not exist (an unmounted disk).
     """
+    if mirror is None:
+        return
     if not _is_local(mirror):
         try:
             fsspec.get_filesystem_class(mirror.partition("://")[0])
@@ -250,22 +224,13 @@ def check_mirror(mirror: str, run: Path) -> None:
                 "s3:// and gs://"
             ) from None
         return
-    here, run = Path(mirror.partition("://")[2] or mirror).resolve(), run.resolve()
+    here = Path(mirror.partition("://")[2] or mirror).resolve()
     if not here.is_dir():
         raise ValueError(f"run.mirror: there is no folder {here}; create or mount it")
-    if here == run.parent or here.is_relative_to(run):
-        raise ValueError(
-            f"run.mirror: the copy in {here} and the run folder {run} would contain each other; "
-            "name a folder on another disk"
-        )
 
 
 def fetch_run(config: Config, *, say: Callable[[str], None]) -> None:
-    """Fetches the run from its mirror if this host has none.
-
-    Args:
-        config: of the run.
-        say: shows a line.
+    """Fetches the run from its mirror if this host has none; `say` shows a line.
 
     Raises:
         ValueError: if the mirror cannot be read.
@@ -273,7 +238,7 @@ def fetch_run(config: Config, *, say: Callable[[str], None]) -> None:
     folder, url = RunFolder.of(config), mirror_url(config)
     if url is None or folder.holds_run:
         return
-    check_mirror(str(config.run.mirror), folder.path)
+    check_mirror(config.run.mirror)
     try:
         store = open_store(url)
         found = sizes(store)
@@ -285,8 +250,7 @@ def fetch_run(config: Config, *, say: Callable[[str], None]) -> None:
         raise
     except Exception as error:  # noqa: BLE001  # of any library of a store, or of the disk
         raise ValueError(
-            f"{url} cannot be used: {first_line(error)}; nothing was started, because the run may "
-            "be there. Give the command again when it answers"
+            f"{url} cannot be used: {first_line(error)}; nothing was started: the run may be there"
         ) from None
 
 

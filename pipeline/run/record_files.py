@@ -90,11 +90,7 @@ def write_json(path: Path, value: Row) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Reads the object that `write_json` wrote; None if there is no file.
-
-    Raises:
-        DamagedFileError: if it is not a JSON object.
-    """
+    """Reads the object that `write_json` wrote, or raises `DamagedFileError`; None: no file."""
     return _object(path.read_bytes(), str(path)) if path.is_file() else None
 
 

@@ -7,17 +7,17 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 from configs.evaluation import WEIGHTED_SUM
 from pipeline.alarms import Alarm
 from pipeline.evaluate.summary import (
-    NO_VALUE,
     mean_of,
     metric_title,
     prompts_of,
     show_change,
+    show_interval,
+    show_mean,
     show_number,
 )
 from pipeline.run.console import Console
@@ -35,25 +35,17 @@ _SOURCE_LINE = re.compile(r"\(([^()]+:\d+)\)$")
 def evaluation_line(summary: Mapping[str, Any]) -> str:
     """The summary of an evaluation as a line."""
     several = f" x {summary['samples']} samples" if summary["samples"] > 1 else ""
+    interval = f" {show_interval(summary)}" if summary["ci95"] else ""
+    mean = f"{metric_title(summary)} {show_mean(summary)}{interval}"
+    parts = [f"{mean} on {prompts_of(summary)} prompts{several}"]
+    if share := summary.get("excluded"):
+        parts.append(f"{share:.1%} excluded")
     names = [f"{kind}@{summary['samples']}" for kind in ("pass", "majority") if several]
-    votes = [f"{name} {summary[name]:.3f}" for name in names if name in summary]
-    mean, bounds = mean_of(summary), summary["ci95"]
-    shown = NO_VALUE if mean is None else show_number(mean)
-    interval = "" if bounds is None else f" [{', '.join(map(show_number, bounds))}]"
-    counted = f"{metric_title(summary)} {shown}{interval} on {prompts_of(summary)} prompts{several}"
-    excluded = [f"{share:.1%} excluded"] if (share := summary.get("excluded")) else []
-    formed = f"{summary['well_formed']:.1%} well formed"
-    # With the weighted sum as metric it is the mean.
-    of_rewards = "reward" in summary and summary["metric"] != WEIGHTED_SUM
-    reward = [f"mean reward {show_number(summary['reward'])}"] if of_rewards else []
-    return ", ".join([counted, *excluded, *votes, formed, *reward])
-
-
-def change_line(compared: Mapping[str, Any]) -> str:
-    """The result of `evaluation.compare` as a line."""
-    change = show_change(compared["before"], compared["after"], compared)
-    p = compared["paired_p"]
-    return change if p is None else f"{change}, paired p = {p:.1e}"
+    parts += [f"{name} {summary[name]:.1%}" for name in names if name in summary]
+    parts.append(f"{summary['well_formed']:.1%} well formed")
+    if "reward" in summary and summary["metric"] != WEIGHTED_SUM:  # then it is the mean
+        parts.append(f"mean reward {show_number(summary['reward'])}")
+    return ", ".join(parts)
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -66,16 +58,6 @@ def _evaluation_metrics(name: str, summary: Mapping[str, Any]) -> dict[str, floa
     return {
         f"eval/{name}/{key}": value for key, value in summary.items() if isinstance(value, float)
     }
-
-
-def _export_line(facts: Mapping[str, Any]) -> str:
-    """An export as a line."""
-    equal = (
-        "read back number by number; the devices have no room to score it"
-        if facts["mean_difference"] is None
-        else f"log-probs differ by {facts['mean_difference']:.1e} on average"
-    )
-    return f"export: {facts['folder']}, version {facts['version']}, {equal}"
 
 
 class Records:
@@ -99,13 +81,10 @@ class Records:
         rollouts: str | None = None,
         trained: bool = True,
     ) -> None:
-        """Records the metrics of a step that are finite numbers.
+        """Records the metrics of a step, counted from 1, that are finite numbers.
 
-        Args:
-            step: counted from 1.
-            metrics: of the step.
-            rollouts: name of the file of its rollouts, which is there: W&B's thread reads it.
-            trained: false: a resume repeats the step, and W&B keeps the first row of a step.
+        The file of its `rollouts` is there: W&B's thread reads it. A resume repeats a step that is
+        not `trained`, and W&B keeps the first row of a step.
         """
         metrics = finite(metrics)
         self.folder.write_metrics({"step": step, **metrics})
@@ -116,8 +95,7 @@ class Records:
     def reward_errors(self, step: int, errors: Mapping[str, Sequence[RewardError]]) -> None:
         """Journals the errors of each part by cause; shows the first of each kind.
 
-        Errors are of one kind if part, cause and source line are equal. The messages of the
-        same line differ with the data that it failed on.
+        Errors are of one kind if part, cause and source line are equal: messages have data.
         """
         log = self.folder.path / "rewards.log"
         for name, found in errors.items():
@@ -138,14 +116,9 @@ class Records:
 
     def skipped_update(self, step: int, why: str, *, batch: str) -> None:
         """Shows and journals a skipped update and the file with its batch."""
-        self.event(
-            "update_skipped",
-            f"step {step}: the update was skipped: {why}; its batch is in "
-            f"{self.folder.rollouts / batch}.jsonl",
-            step=step,
-            why=why,
-            batch=f"{self.folder.rollouts.name}/{batch}.jsonl",
-        )
+        file = f"{self.folder.rollouts.name}/{batch}.jsonl"
+        text = f"step {step}: the update was skipped: {why}; its batch is in {file}"
+        self.event("update_skipped", text, step=step, why=why, batch=file)
 
     def evaluation(
         self,
@@ -189,11 +162,7 @@ class Records:
         return entry
 
     def best(self, entry: Mapping[str, Any] | None) -> None:
-        """Makes the best validation the one on the console and in W&B's summary.
-
-        Args:
-            entry: its journal entry; None: there is none.
-        """
+        """Shows the journal entry of the best validation on the console and in W&B's summary."""
         if entry is not None and entry != self._best:
             self._best = entry
             shown = {"step": entry["step"], "metric": metric_title(entry), "value": mean_of(entry)}
@@ -203,7 +172,9 @@ class Records:
 
     def comparison(self, name: str, compared: Mapping[str, Any]) -> None:
         """Shows the result of `evaluation.compare`."""
-        self.console.say(f"{name} {metric_title(compared['before'])} {change_line(compared)}")
+        before, after, p = (compared[key] for key in ("before", "after", "paired_p"))
+        change = f"{name} {metric_title(before)} {show_change(before, after, compared)}"
+        self.say(change if p is None else f"{change}, paired p = {p:.1e}")
 
     def checkpoint(self, facts: Mapping[str, Any]) -> None:
         """Records a complete checkpoint: its step and seconds."""
@@ -212,12 +183,16 @@ class Records:
 
     def exported(self, facts: Mapping[str, Any]) -> None:
         """Records an export: the fields of its `ExportReport`, hash, seconds and reason."""
-        self.event("exported", _export_line(facts), **facts)
+        equal = (
+            "read back number by number; the devices have no room to score it"
+            if facts["mean_difference"] is None
+            else f"log-probs differ by {facts['mean_difference']:.1e} on average"
+        )
+        text = f"export: {facts['folder']}, version {facts['version']}, {equal}"
+        self.event("exported", text, **facts)
         self._mirror.request()
         if facts["reason"] != "first":  # of the untrained policy
             self.tracker.summarize({"export/version": facts["version"]})
-            metadata = {name: facts[name] for name in ("version", "adapter_sha256", "reason")}
-            self.tracker.log_adapter(Path(facts["folder"]), metadata=metadata)
 
     def alarm(self, alarm: Alarm) -> None:
         """Records an alarm, makes it the last one on the console, and sends an alert."""

@@ -25,6 +25,7 @@ def rollout_records(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[s
     for rollout in rollouts:
         completion, given = rollout.completion, rollout.given
         segments = [segment for segment in completion.segments if len(segment.tokens)]
+        logprobs = completion.logprobs
         row: dict[str, Any] = {
             "prompt_id": completion.name.prompt_id,
             "sample": completion.name.sample,
@@ -37,7 +38,7 @@ def rollout_records(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[s
             "row": _plain(given.row),
             "text": given.completion,
             "num_tokens": len(completion.tokens),
-            "logprob_mean": _mean(completion.logprobs),
+            "logprob_mean": float(np.mean(logprobs, dtype=np.float64)) if len(logprobs) else None,
             "stop_reason": completion.stop_reason,
             "rewards": dict(rollout.rewards),
             "errors": {name: asdict(error) for name, error in rollout.errors.items()},
@@ -52,7 +53,7 @@ def rollout_records(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[s
         if tokens:
             row["prompt_tokens"] = completion.prompt_tokens.tolist()
             row["tokens"] = completion.tokens.tolist()
-            row["logprobs"] = completion.logprobs.tolist()
+            row["logprobs"] = logprobs.tolist()
             if completion.processed_logprobs is not None:
                 row["processed_logprobs"] = completion.processed_logprobs.tolist()
         rows.append(row)
@@ -73,18 +74,8 @@ def demonstration_rows(sequences: Sequence[PackedRow]) -> list[dict[str, Any]]:
     ]
 
 
-def _mean(logprobs: np.ndarray) -> float | None:
-    """Mean log-prob of the tokens; None without tokens."""
-    return float(np.mean(logprobs, dtype=np.float64)) if len(logprobs) else None
-
-
 def recorded_input(record: Mapping[str, Any], *, tags: Tags) -> RewardInput:
-    """The input of the reward functions for a rollout that `rollout_records` wrote.
-
-    Args:
-        record: as read from the file.
-        tags: of the run's configuration.
-    """
+    """The input of the reward functions for a rollout that `rollout_records` wrote."""
     return RewardInput(
         prompt=record["prompt"],
         completion=record["text"],

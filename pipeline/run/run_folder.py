@@ -45,11 +45,7 @@ _BEFORE_RUN = frozenset({_LOCK, "start", _STATUS, f"{_STATUS}.tmp", _REWARDS_LOG
 
 
 class RunFolder:
-    """Paths and files of one run.
-
-    Args:
-        path: `run.dir`/`run.name`.
-    """
+    """Paths and files of one run, in `run.dir`/`run.name`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,23 +70,22 @@ class RunFolder:
     def check(self, config: Config, *, accept: Collection[str] = ()) -> None:
         """Refuses to resume a run that another process runs, or that has other settings.
 
-        Args:
-            config: of the resume.
-            accept: settings that may have changed; see `configs.resume.is_accepted`.
+        `accept` are settings that may have changed; see `configs.resume.is_accepted`.
 
         Raises:
             ValueError: if another process holds the folder, if its run has other settings (with
                 the old and new value of each changed key) or comes from an earlier version, or if
-                the path or one of its parents is a file.
+                the path is no folder, or one of other things.
             DamagedFileError: if a file that a resume reads does not parse or is missing.
         """
-        self._refuse_odd_paths()
         if self.is_locked:
             raise self._in_use()
         if not self.holds_run:
             if self._journal.exists():
                 raise DamagedFileError(f"{self._config} is missing; {RESTORE}")
-            if self.path.exists() and {path.name for path in self.path.iterdir()} - _BEFORE_RUN:
+            is_folder = self.path.is_dir()
+            found = {path.name for path in self.path.iterdir()} if is_folder else set[str]()
+            if found - _BEFORE_RUN or (self.path.exists() and not is_folder):
                 raise ValueError(f"{self.path} is not empty and not a run; choose another run.name")
             return
         saved = self.saved_config
@@ -119,9 +114,8 @@ class RunFolder:
         """Checks that the run folder can be written, by creating and removing a temporary folder.
 
         Raises:
-            ValueError: if it cannot be written, or the path or one of its parents is a file.
+            ValueError: if it cannot be written, also because a parent of it is a file.
         """
-        self._refuse_odd_paths()
         above = next(path for path in (self.path, *self.path.parents) if path.exists())
         try:
             # Not `os.access`, which for root does not detect read-only file systems.
@@ -137,9 +131,8 @@ class RunFolder:
         """Locks the folder for this process, and removes it afterwards if it has no run.
 
         Raises:
-            ValueError: if another process is using it, or the path or one of its parents is a file.
+            ValueError: if another process is using it.
         """
-        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
         self._take_lock()
         try:
             yield
@@ -149,30 +142,16 @@ class RunFolder:
                 (self.path / _LOCK).unlink()
                 self.status.unlink(missing_ok=True)
                 shutil.rmtree(self.start, ignore_errors=True)  # a copy
-                # A parent may contain another run by now.
                 with suppress(OSError):
-                    for path in made:
-                        path.rmdir()
+                    self.path.rmdir()
 
     def create(self, config: Config) -> None:
-        """Creates the folder or opens the existing one, locked for this process.
-
-        Raises:
-            ValueError: if another process is using it, or the path or one of its parents is a file.
-        """
+        """Creates the folder or opens the existing one, locked for this process; as `held`."""
         if self._lock is None or self._lock.closed:
             self._take_lock()
         recover_folder(self.export)
         self.rollouts.mkdir(exist_ok=True)
         write_atomically(self._config, config_to_json(config).encode())
-
-    def _refuse_odd_paths(self) -> None:
-        above = next(path for path in (self.path, *self.path.parents) if path.exists())
-        if not above.is_dir():
-            key, value = "run.dir", str(self.path.parent)
-            if above == self.path:
-                key, value = "run.name", self.path.name
-            raise ValueError(f"{key} = {show_value(value)}: {above} is a file; choose another")
 
     def _in_use(self) -> ValueError:
         status = self.last_status  # written a moment after the lock
@@ -183,7 +162,6 @@ class RunFolder:
         )
 
     def _take_lock(self) -> None:
-        self._refuse_odd_paths()
         self.path.mkdir(parents=True, exist_ok=True)
         lock = (self.path / _LOCK).open("a")
         try:
@@ -211,11 +189,7 @@ class RunFolder:
         return float(self.last_status.get("elapsed_s", 0.0))
 
     def record_used_s(self, seconds: float) -> None:
-        """Changes `recorded_used_s`, between two processes of the run.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
+        """Changes `recorded_used_s`, between two processes of the run."""
         write_json(self.status, {**self.last_status, "elapsed_s": seconds})
 
     @property
@@ -227,9 +201,7 @@ class RunFolder:
     def saved_config(self) -> dict[str, Any]:
         """The resolved configuration of the run's last start.
 
-        Raises:
-            FileNotFoundError: if there is no run.
-            DamagedFileError: if it is damaged.
+        Raises `DamagedFileError`, as do the records below, if it does not parse.
         """
         try:
             return read_saved_config(self._config)
@@ -239,26 +211,18 @@ class RunFolder:
     @property
     def is_locked(self) -> bool:
         """Whether a process holds the folder."""
-        if not (self.path / _LOCK).is_file():
-            return False
         try:
-            lock = (self.path / _LOCK).open()
-        except FileNotFoundError:
-            return False
-        with lock:
-            try:
+            with (self.path / _LOCK).open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+        except BlockingIOError:
+            return True
+        except OSError:  # there is no such file
+            return False
         return False
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The summary of the last clean end; None if there was none, or the run was resumed since.
-
-        Raises:
-            DamagedFileError: if it does not parse.
-        """
+        """The summary of the last clean end; None: there was none, or the run was resumed since."""
         return read_json(self._summary)
 
     def write_summary(self, summary: Mapping[str, Any], **facts: Any) -> None:
@@ -268,15 +232,8 @@ class RunFolder:
 
     @property
     def plan(self) -> dict[str, Any] | None:
-        """The content of `plan.json`; None if there is none.
-
-        Raises:
-            DamagedFileError: if `plan.json` is damaged; with the remedy.
-        """
-        try:
-            return read_json(self._plan)
-        except DamagedFileError as error:
-            raise DamagedFileError(f"{error}; or delete it to plan the sizes again") from None
+        """The content of `plan.json`; None if there is none."""
+        return read_json(self._plan)
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Replaces `plan.json`."""
@@ -287,31 +244,20 @@ class RunFolder:
         append_row(self._journal, {"time": time_stamp(), "event": event, **facts})
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """All entries of the journal, oldest first.
-
-        Raises:
-            DamagedFileError: if a line is damaged; with the remedy.
-        """
+        """All entries of the journal, oldest first."""
         return read_rows(self._journal)
 
     def events(self, event: str) -> Iterator[dict[str, Any]]:
-        """The journal's entries of one event, oldest first; raises as `entries`."""
+        """The journal's entries of one event, oldest first."""
         return (entry for entry in self.entries() if entry["event"] == event)
 
     def valid_entries(self, *events: str) -> list[dict[str, Any]]:
-        """Entries that no later resume rolled back; see `history.valid_entries`.
-
-        Raises as `entries`.
-        """
+        """Entries that no later resume rolled back; see `history.valid_entries`."""
         return valid_entries(self.entries(), events)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The metrics of all steps, oldest first, without time stamps.
-
-        Raises:
-            DamagedFileError: if a line does not parse; with the remedy.
-        """
+        """The metrics of all steps, oldest first, without time stamps."""
         return [
             {name: value for name, value in row.items() if name != "time"}
             for row in read_rows(self._metrics)

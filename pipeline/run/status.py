@@ -32,27 +32,11 @@ PHASES = {
 
 _PART, _OF_PART = "reward_parts/", "/none_share"
 """Each part of the reward has this metric; the mean of the part is `reward/PART`."""
-_HBM, _IN_USE = "hbm/", ("/peak_gib", "/in_use_gib")
-"""Memory of each process: the peak where the device reports it."""
-_SHOWN = {
-    *("reward/mean", "reward/excluded_share", "reward/errors"),
-    *("groups/mixed", "groups/all_equal"),
-    *("rollout/tokens_mean", "rollout/entropy", "sft/loss", "sft/tokens_trained"),
-    *("speed/generated_tokens_per_s", "time/step_s"),
-}
-"""Metrics that are shown, besides means of parts and memory."""
 
 
 @dataclass(frozen=True)
 class Activity:
-    """Work with a known amount.
-
-    Attributes:
-        what: is being done, or the process that does it.
-        done: amount so far.
-        total: amount.
-        unit: of both, in the plural.
-    """
+    """Work with a known amount: what is done, or by which process; `unit` is a plural."""
 
     what: str
     unit: str
@@ -67,20 +51,16 @@ class Activity:
 
 @dataclass(frozen=True)
 class Status:
-    """What a run does now.
+    """What a run does now; None: not known yet, or there is none.
 
     Attributes:
-        run: its name.
         phase: of the driver, see `pipeline.clock`; at the end how the run ended.
         step: training steps done.
-        steps_planned: as planned now; None: not known yet.
-        best_validation: `step`, `metric` (see `metric_title`), `value`; None: there was none.
-        last_alarm: `step` (counted from 1), `rule`, `text`; None: there was none.
+        best_validation: `step`, `metric` (see `metric_title`), `value`.
+        last_alarm: `step` (counted from 1), `rule`, `text`.
         metrics: of the last step.
-        activities: work that is under way.
         elapsed_s: time used by the run.
-        deadline_s: end of the time budget on the same scale; None: there is none.
-        expected_end: expected end of the run; None: not known yet.
+        deadline_s: end of the time budget on the same scale.
         progress: how often the run, or one of its processes, was seen to have made progress.
         slow: whether the run, or a process, loads, compiles or writes files.
     """
@@ -132,7 +112,7 @@ class Status:
             "left_s": None if left_s is None else round(left_s, 1),
             "expected_end": None if end is None else end.strftime(TIME_FORMAT),
             "last_alarm": self.last_alarm,
-            "metrics": shown_metrics(self.metrics),
+            "metrics": dict(self.metrics),
             "progress": self.progress,
             "slow": self.slow,
         }
@@ -150,16 +130,6 @@ def part_names(metrics: Mapping[str, float]) -> list[str]:
         for name in metrics
         if name.startswith(_PART) and name.endswith(_OF_PART)
     ]
-
-
-def shown_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of a step that the console shows."""
-    parts = {f"reward/{part}" for part in part_names(metrics)}
-    return {
-        name: value
-        for name, value in metrics.items()
-        if name in _SHOWN | parts or (name.startswith(_HBM) and name.endswith(_IN_USE))
-    }
 
 
 def figures(status: Status) -> Iterator[tuple[str, str]]:
@@ -186,7 +156,8 @@ def figures(status: Status) -> Iterator[tuple[str, str]]:
     ):
         if name in metrics:
             yield label, form.format(metrics[name])
-    if used := [value for name, value in metrics.items() if name.endswith(_IN_USE)]:
+    memory = ("/peak_gib", "/in_use_gib")  # the peak where the device reports it
+    if used := [value for name, value in metrics.items() if name.endswith(memory)]:
         yield "device memory", f"{max(used):.2f} GiB"
     if status.left_s is not None:
         yield "budget left", show_seconds(status.left_s)

@@ -21,21 +21,15 @@ import psutil
 
 from configs.schema import Config
 from pipeline.run.record_files import read_rows
-from pipeline.run.rollout_samples import distributions, sample_table
+from pipeline.run.rollout_samples import sample_table
 from pipeline.run.threads import LogEvent, first_line, from_threads
 
 Mode = Literal["online", "offline", "disabled"]
 
 START_S = 20.0
-"""Time limit in seconds for the W&B server's answer; after it W&B runs offline."""
+"""Time limit in seconds for the W&B server's answer; after it W&B is turned off."""
 FINISH_S = 20.0
 """Time limit in seconds for the final upload, after the devices are released."""
-_BINS = 32
-"""Bins of a histogram."""
-_ADAPTER = "adapter"
-"""Folder in an export that is uploaded; merged weights are not."""
-_VALIDATION = "validation"
-"""The evaluation of which the summary has the best version's values."""
 
 
 def choose_mode(config: Config) -> tuple[Mode, str]:
@@ -51,14 +45,10 @@ def choose_mode(config: Config) -> tuple[Mode, str]:
             "wandb.mode = 'online', but this machine has no W&B login; run `wandb login` or set "
             "WANDB_API_KEY where Ray was started, or use wandb.mode = 'auto'"
         )
-    if wanted == "disabled":
-        return "disabled", "W&B: disabled by wandb.mode; metrics are in metrics.jsonl only"
-    if wanted == "offline":
-        return "offline", "W&B: offline by wandb.mode"
+    if wanted in {"disabled", "offline"}:
+        return wanted, f"W&B: {wanted} by wandb.mode"
     if not logged_in:
-        return "offline", (
-            "W&B: offline, because there is no W&B login; `wandb login` logs in for later runs"
-        )
+        return "offline", "W&B: offline; `wandb login` logs in for later runs"
     return "online", "W&B: online"
 
 
@@ -81,11 +71,7 @@ class Tracker:
     A row of the history has the number of its training step, which is W&B's `_step`. A row that
     W&B has is closed: a step that a resumed run repeats keeps its first values, and evaluations
     that follow a resume are in later rows, with their version. An error of W&B turns it off with
-    one message.
-
-    Args:
-        mode: see `choose_mode`.
-        run_id: id of the W&B run to resume; None: a new run.
+    one message. `run_id` is that of the W&B run to resume; None: a new run.
     """
 
     def __init__(self, mode: Mode, *, run_id: str | None) -> None:
@@ -113,15 +99,10 @@ class Tracker:
         rows: Sequence[Mapping[str, Any]],
         log_event: LogEvent,
     ) -> None:
-        """Starts W&B in the background; `log_event` receives its success or failure.
+        """Starts W&B in the background.
 
-        Args:
-            config: becomes the config of the W&B run.
-            folder: the run folder.
-            rows: the steps of the run's earlier processes, as in `metrics.jsonl`; those that W&B's
-                server lacks are sent.
-            log_event: writes an event to journal and console; called in the thread of the caller's
-                event loop.
+        `rows` are the steps of the run's earlier processes, as in `metrics.jsonl`; those that W&B's
+        server lacks are sent. `log_event` is called in the thread of the caller's event loop.
         """
         if self._mode == "disabled":
             return
@@ -140,21 +121,11 @@ class Tracker:
 
         They become part of the summary, too, except for validations: there `summarize` gives the
         values of the best version.
-
-        Args:
-            name: of the evaluation.
-            metrics: its numbers, by their names in W&B.
-            version: the policy version.
-            step: training steps done.
         """
         values = {f"eval/{name}/version": version, **metrics}
         self._call(self._log_evaluation, name, values, step)
-        if name != _VALIDATION:
+        if name != "validation":
             self.summarize(metrics)
-
-    def log_adapter(self, export: Path, *, metadata: Mapping[str, Any]) -> None:
-        """Uploads the adapter of an export as the artifact `export-ID`."""
-        self._call(self._log_adapter, export / _ADAPTER, metadata)
 
     def alert(self, title: str, text: str, *, level: Literal["INFO", "WARN", "ERROR"]) -> None:
         """Makes an alert, which W&B shows and mails to those who subscribe to alerts."""
@@ -174,10 +145,9 @@ class Tracker:
         in_time = await asyncio.to_thread(self._ended.wait, FINISH_S)
         await asyncio.sleep(0)  # messages of the thread come first
         self.close()
-        if self._sync is None:
-            if not in_time:
-                self._log_event("wandb", "W&B: did not start; metrics.jsonl is complete")
-        elif not self._uploaded:
+        if self._sync is None and not in_time:
+            self._log_event("wandb", "W&B: did not start; metrics.jsonl is complete")
+        elif self._sync is not None and not self._uploaded:
             text = f"W&B: to upload what is not uploaded of this run: {self._sync}"
             self._log_event("wandb", text, uploaded=False, sync=self._sync)
 
@@ -215,50 +185,41 @@ class Tracker:
             self._ended.set()
 
     def _start(self) -> None:
-        """Starts W&B; offline, with a message, if its server does not answer within `START_S`."""
+        """Starts W&B; raises what wandb raises, also if its server does not answer in time."""
         # W&B's own error reporting blocks for long if the server does not answer.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        # Files of artifacts wait for their upload here; a run folder that is copied has them.
+        # Files of tables wait for their upload here; a run folder that is copied has them.
         os.environ.setdefault("WANDB_DATA_DIR", str(self._folder / "wandb"))
         import wandb  # late: it takes seconds
 
-        settings = wandb.Settings(
-            console="off",
-            silent=True,
-            init_timeout=START_S,
-            x_transaction_log_flush_interval=1.0,  # default 15 s: lost in a kill
-        )
-        chosen = self._config.wandb.model_dump(exclude={"mode", "table_every"})
-        begin = partial(
-            wandb.init,
-            **chosen,
+        self._run = wandb.init(
+            **self._config.wandb.model_dump(exclude={"mode", "table_every"}),
             name=self._config.run.name,
             id=self.run_id,
             dir=str(self._folder),
             config=self._config.model_dump(mode="json"),
-            settings=settings,
+            mode=self._mode,
+            resume="allow" if self._mode == "online" else None,
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                init_timeout=START_S,
+                x_transaction_log_flush_interval=1.0,  # default 15 s: lost in a kill
+            ),
         )
-        try:
-            self._run = begin(mode=self._mode, resume="allow" if self._mode == "online" else None)
-        except (Exception, SystemExit) as error:
-            if self._mode == "offline":
-                raise
-            text = f"cannot start online ({first_line(error)})"
-            self._log_event("wandb", f"W&B: {text}; it is offline", failed=text)
-            _end_service()
-            self._run = begin(mode="offline")
         own = Path(self._run.dir).parent
-        # Offline each process writes a folder; W&B's command uploads them in their order.
-        parts = f"{shlex.quote(str(own.parent))}/offline-run-*-{self.run_id}*"
-        online = f"wandb sync --include-online {shlex.quote(str(own))}"
-        self._sync = f"wandb sync {parts}" if self._run.offline else online
-        address = str(own) if self._run.offline else self._run.url
+        if self._run.offline:  # each process writes a folder; they are uploaded in their order
+            parts = f"{shlex.quote(str(own.parent))}/offline-run-*-{self.run_id}*"
+            address, self._sync = str(own), f"wandb sync {parts}"
+        else:
+            sync = f"wandb sync --include-online {shlex.quote(str(own))}"
+            address, self._sync = self._run.url, sync
         self._log_event("wandb", f"W&B: {address}", address=address, sync=self._sync)
 
     def _log_step(self, metrics: Mapping[str, Any], step: int, rollouts: str | None) -> None:
         """Logs a step that W&B lacks."""
         if step >= self._run.step:
-            self._log_row({"step": step, **metrics, **self._media(step, rollouts)}, step)
+            self._log_row({"step": step, **metrics, **self._table(step, rollouts)}, step)
 
     def _log_row(self, values: Mapping[str, Any], step: int) -> None:
         for name in values:
@@ -290,34 +251,15 @@ class Tracker:
             self._defined.add(glob)
             self._run.define_metric(glob, **options)
 
-    def _media(self, step: int, rollouts: str | None) -> dict[str, Any]:
-        """The histograms of a step and, every few steps, its table."""
-        if rollouts is None:
+    def _table(self, step: int, rollouts: str | None) -> dict[str, Any]:
+        """The table of a step's rollouts, every few steps."""
+        every, first = self._config.wandb.table_every, self._config.sft_steps + 1
+        if rollouts is None or not every or (step != first and step % every):
             return {}
         import wandb
 
         records = list(read_rows(self._folder / "rollouts" / f"{rollouts}.jsonl"))
-        media: dict[str, Any] = {
-            name: wandb.Histogram(found, num_bins=_BINS)
-            for name, found in distributions(records).items()
-        }
-        every, first = self._config.wandb.table_every, self._config.sft_steps + 1
-        if records and every and (step == first or step % every == 0):
-            media["rollouts"] = wandb.Table(*sample_table(records, step=step))
-        return media
-
-    def _log_adapter(self, folder: Path, metadata: Mapping[str, Any]) -> None:
-        import wandb
-
-        artifact = wandb.Artifact(f"export-{self.run_id}", "export", metadata=dict(metadata))
-        try:
-            for file in folder.iterdir():  # add_dir writes to the console
-                artifact.add_file(str(file), skip_cache=True)
-        except (OSError, ValueError) as error:  # the next export replaces the folder
-            text = f"the adapter is not uploaded ({first_line(error)})"
-            self._log_event("wandb", f"W&B: {text}", failed=text)
-        else:
-            self._run.log_artifact(artifact)
+        return {"rollouts": wandb.Table(*sample_table(records, step=step))} if records else {}
 
     def _finish(self, exit_status: int) -> None:
         """Blocks until everything is uploaded, or offline on disk; may never return."""

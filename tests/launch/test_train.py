@@ -142,7 +142,7 @@ def test_mistakes_of_all_kinds_are_reported_at_once(
         "command line: --rollout.group_size = 1: must be an integer, at least 2",
         "command line: --plan.row_tokens = 67: must hold the longest sequence, 68 tokens",
         'command line: --eval.sets.0.path = "s3://bucket/more.jsonl": s3:// is not supported',
-        f'run.dir = "{request_path}": {request_path} is a file; choose another',
+        f'run.dir = "{request_path}": {request_path} cannot be written: Not a directory; choose',
         "wandb.mode = 'online', but this machine has no W&B login",
         "plan.platform = 'tpu' needs 2 TPU, and this machine has 0",
         f"lora.start: no folder {folder}/gone",
@@ -200,7 +200,7 @@ def test_a_dry_run_prints_what_would_run_and_leaves_nothing_behind(
     assert everything_below(request_path.parent) == before
     said = capsys.readouterr().out.splitlines()
     assert said[:11] == [
-        "W&B: disabled by wandb.mode; metrics are in metrics.jsonl only",
+        "W&B: disabled by wandb.mode",
         "train: 6 prompts",
         "test: 4 prompts",
         "prompt of row 1:",

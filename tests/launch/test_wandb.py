@@ -95,7 +95,7 @@ def test_the_summary_has_the_exported_version(found: WandbFiles):
     assert summary["eval/before/accuracy"] == final["eval"]["before"]["accuracy"]
 
 
-def test_tables_and_histograms_are_of_the_steps_rollouts(found: WandbFiles):
+def test_tables_are_of_the_steps_rollouts(found: WandbFiles):
     rows = {row["step"]: row for row in found.rows if "step" in row}
     assert [step for step, row in rows.items() if "rollouts.path" in row] == [1, 2, 4]
     for step in (1, 2, 4):
@@ -110,7 +110,3 @@ def test_tables_and_histograms_are_of_the_steps_rollouts(found: WandbFiles):
         assert {line[at["pick"]] for line in table["data"]} == {"best", "median", "worst"}
         assert {line[at["step"]] for line in table["data"]} == {step}
         assert "reward/exact" in at
-    for row in rows.values():
-        for name in ("tokens", "reward", "advantage", "logprob_mean"):
-            assert row[f"histogram/{name}._type"] == "histogram"
-            assert sum(row[f"histogram/{name}.values"]) == 16

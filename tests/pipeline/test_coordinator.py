@@ -172,10 +172,3 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
         assert 0 <= low <= evaluation[name]["accuracy"] <= high <= 1
     assert {"paired_p", "paired_difference", "paired_ci95"} <= evaluation.keys()
     assert {**run.tracker.summary, "eval": None} == {**run.summary, "eval": None}
-
-
-def test_truncated_sampling_distributions_are_reported_at_the_start(tmp_path: Path):
-    run = StubRun(make_config(tmp_path, rollout={"top_k": 40, "min_p": 0.05}, budget={"steps": 1}))
-    run.run()
-    (entry,) = run.events("truncated_rollouts")
-    assert entry == {"top_k": 40, "top_p": 1.0, "min_p": 0.05, "importance_cap": 0.0}

@@ -2,57 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from configs.resume import diff_configs
 from configs.toml_text import show_value
-from pipeline.evaluate.summary import metric_title, show_change
+from pipeline.evaluate.summary import show_change
 from pipeline.run.report import facts
-from pipeline.run.report.curves import COLOURS, Panel, chart, lines
-from pipeline.run.report.panels import evaluation_scale, evaluation_series
+from pipeline.run.report.curves import chart
+from pipeline.run.report.panels import compared_panels
 from pipeline.run.report.run_page import render
 from pipeline.run.report.run_records import RunRecords, paired_change
 from pipeline.run.report.verdict import verdict
 
-_OVERLAID: Sequence[tuple[Panel, str]] = (
-    (Panel("Mean reward"), "reward/mean"),
-    (Panel("Entropy, nats a token"), "rollout/entropy"),
-    (Panel("KL to the reference"), "learner/kl"),
-    (Panel("Mean length of completions, tokens"), "rollout/tokens_mean"),
-    (Panel("Groups with different rewards"), "groups/mixed"),
-    (Panel("Gradient norm"), "learner/grad_norm"),
-    (Panel("Seconds of a step"), "time/step_s"),
-    (Panel("Goodput", scale="percent"), "goodput/total"),
-)
-"""Charts with a line for each run, and their metric."""
 _OWN_SETTINGS = ("run.", "wandb.")
 """Begins of settings that differ by nature."""
 
 
 def comparison_page(runs: Sequence[RunRecords]) -> str:
     """The comparison; the first run is the one that the others are compared with."""
-    names = _unique_names(runs)
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [str(run.path) for run in runs]
+    by_name = dict(zip(names, runs, strict=True))
     figures = [{name: value for name, value, _ in facts.key_figures(run)} for run in runs]
     wanted = dict.fromkeys(name for own in figures for name in own)
     return render(
         "comparison.html",
         title=f"{', '.join(names)}: comparison",
         names=names,
-        verdicts=[
-            (name, facts.state(run)[0], verdict(run)) for name, run in zip(names, runs, strict=True)
-        ],
+        verdicts=[(name, facts.state(run)[0], verdict(run)) for name, run in by_name.items()],
         figures=[(name, *(own.get(name, "") for own in figures)) for name in wanted],
         pairs=[_pair_row(runs[0], other) for other in runs[1:]],
-        charts=[(panel, chart(panel)) for panel in _panels(runs, names)],
+        charts=[(panel, chart(panel)) for panel in compared_panels(by_name)],
         settings=_differing_settings(runs),
     )
-
-
-def _unique_names(runs: Sequence[RunRecords]) -> list[str]:
-    """The runs' names, or their paths where names are equal."""
-    names = [run.name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
 
 def _pair_row(first: RunRecords, other: RunRecords) -> tuple[str, str, str, str, str]:
@@ -78,34 +61,7 @@ def _pair_row(first: RunRecords, other: RunRecords) -> tuple[str, str, str, str,
 
 def _differing_settings(runs: Sequence[RunRecords]) -> list[tuple[str, ...]]:
     """Each setting that differs, with its value in each run."""
-    first = runs[0].config
-    changes = [
-        {key: after for key, _, after in diff_configs(first, run.config)} for run in runs[1:]
-    ]
-    flat = {key: value for key, _, value in diff_configs({}, first)}
-    keys = dict.fromkeys(key for own in changes for key in own)
-    return [
-        (
-            key,
-            show_value(flat.get(key)),
-            *(show_value(own.get(key, flat.get(key))) for own in changes),
-        )
-        for key in keys
-        if not key.startswith(_OWN_SETTINGS)
-    ]
-
-
-def _panels(runs: Sequence[RunRecords], names: Sequence[str]) -> Iterator[Panel]:
-    found = [run.evaluations("validation") for run in runs]
-    series = [
-        evaluation_series(rows, label=name, colour=number % COLOURS)
-        for number, (name, rows) in enumerate(zip(names, found, strict=True))
-        if rows
-    ]
-    if series:
-        first = next(rows for rows in found if rows)[0]
-        yield Panel(f"Validation: {metric_title(first)}", series, evaluation_scale(first))
-    for panel, metric in _OVERLAID:
-        by_run = {name: run.values(metric) for name, run in zip(names, runs, strict=True)}
-        if series := lines(by_run):
-            yield replace(panel, series=series)
+    flat = [{key: value for key, _, value in diff_configs({}, run.config)} for run in runs]
+    keys = dict.fromkeys(key for own in flat for key in own if not key.startswith(_OWN_SETTINGS))
+    rows = [(key, *(show_value(own.get(key)) for own in flat)) for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]

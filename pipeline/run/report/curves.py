@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -24,8 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
 Points = Sequence[tuple[float, ...]]
-"""x, y by ascending x; with an interval x, y, low, high."""
-Scale = Literal["linear", "percent"]
+"""x, y by ascending x; of measured points x, y, low, high."""
 
 COLOURS = 8
 MOST_POINTS = 240
@@ -57,14 +55,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a chart.
-
-    Attributes:
-        label: in the key.
-        points: of the line.
-        colour: from 0; below `COLOURS`.
-        measured: whether each point is a mark with its interval.
-    """
+    """A line of a chart; if `measured` each point is a mark with its interval."""
 
     label: str
     points: Points
@@ -74,26 +65,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart.
-
-    Attributes:
-        title: what it shows; unique on the page.
-        series: its lines.
-        scale: of the y axis.
-        smoothed: whether many points without intervals become a moving mean.
-        stacked: whether the series are areas above one another; all have the same x.
-        bound: y of a dashed line.
-        x: label of the x axis.
-        note: below the chart.
-    """
+    """A chart: its title, unique on the page, its lines, of shares or not, and a note below it."""
 
     title: str
     series: Sequence[Series] = ()
-    scale: Scale = "linear"
-    smoothed: bool = True
-    stacked: bool = False
-    bound: float | None = None
-    x: str = "step"
+    percent: bool = False
     note: str = ""
 
 
@@ -122,33 +98,20 @@ def thin(points: Points) -> Points:
     return [tuple(map(fmean, zip(*chunk, strict=True))) for chunk in chunks]
 
 
-def chart(panel: Panel, *, resumes: Sequence[float] = (), changes: Sequence[float] = ()) -> Markup:
-    """Draws a chart as an `<svg>` element.
-
-    Args:
-        panel: what to draw.
-        resumes: x of dotted vertical lines.
-        changes: x of dash-dotted vertical lines.
-    """
-    percent, steps = panel.scale == "percent", panel.x == "step"
+def chart(panel: Panel, *, resumes: Sequence[float] = ()) -> Markup:
+    """Draws a chart as an `<svg>` element; `resumes` are x of dotted vertical lines."""
     with mpl.rc_context(_STYLE | {"svg.hashsalt": panel.title}):
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.subplots()
-        if panel.stacked:
-            _areas(axes, panel)
-        else:
-            for series in panel.series:
-                _line(axes, series, smoothed=panel.smoothed)
-        if panel.bound is not None:
-            axes.axhline(panel.bound, color=_MUTED, linestyle=(0, (4, 3)), linewidth=1)
-        for xs, dashes in ((resumes, (1, 2)), (changes, (5, 2, 1, 2))):
-            for x in xs:
-                axes.axvline(x, color=_MUTED, linestyle=(0, dashes), linewidth=1)
-        axes.set_xlabel(panel.x)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=steps))
+        for series in panel.series:
+            _line(axes, series)
+        for x in resumes:
+            axes.axvline(x, color=_MUTED, linestyle=(0, (1, 2)), linewidth=1)
+        axes.set_xlabel("step")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.set_major_formatter(
-            PercentFormatter(1.0, decimals=None) if percent else StrMethodFormatter("{x:.4g}")
+            PercentFormatter(1.0, decimals=None) if panel.percent else StrMethodFormatter("{x:.4g}")
         )
         axes.grid(axis="y")
         axes.set_axisbelow(True)
@@ -157,7 +120,7 @@ def chart(panel: Panel, *, resumes: Sequence[float] = (), changes: Sequence[floa
         return _svg(figure, panel.title)
 
 
-def _line(axes: Axes, series: Series, *, smoothed: bool) -> None:
+def _line(axes: Axes, series: Series) -> None:
     colour = _SERIES[series.colour]
     if series.measured:
         xs, ys, lows, highs = zip(*series.points, strict=True)
@@ -168,26 +131,11 @@ def _line(axes: Axes, series: Series, *, smoothed: bool) -> None:
         return
     points = thin(series.points)
     few = len(points) < _SMOOTHED_FROM
-    xs, ys, *interval = zip(*points, strict=True)
-    if smoothed and not interval and not few:
+    xs, ys = zip(*points, strict=True)
+    if not few:
         axes.plot(xs, ys, color=colour, linewidth=0.8, alpha=0.45)
         xs, ys = zip(*smooth(points), strict=True)
-    if interval:
-        low, high = interval
-        axes.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
     axes.plot(xs, ys, color=colour, linewidth=2, marker="o" if few else "", markersize=4)
-
-
-def _areas(axes: Axes, panel: Panel) -> None:
-    stacked = [list(zip(*thin(series.points), strict=True)) for series in panel.series]
-    axes.stackplot(
-        stacked[0][0],
-        *(ys for _, ys in stacked),
-        colors=[_SERIES[series.colour] for series in panel.series],
-        linewidth=0,
-    )
-    if panel.scale == "percent":
-        axes.set_ylim(0, 1)
 
 
 def _svg(figure: Figure, title: str) -> Markup:
@@ -199,13 +147,7 @@ def _svg(figure: Figure, title: str) -> Markup:
     _, size, text = re.split(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', text, maxsplit=1)
     # Only markers and clip paths need an id; theirs is a hash of their content and the title.
     text = re.sub(r' id="(?![mp][0-9a-f]{10}")[^"]*"', "", text)
-    text = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda found: _rounded(found[0]), text)
     text = re.sub(r"\s+", " ", text)
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, f"var(--{variable})")
     return Markup(f'<svg {size} role="img" aria-label="{html.escape(title)}">{text}')
-
-
-def _rounded(coordinates: str) -> str:
-    """Coordinates with one decimal, a tenth of a point."""
-    return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}", coordinates)

@@ -15,22 +15,18 @@ from pipeline.run.history import ENDED, RESTARTED, RESUMED
 from pipeline.run.report.run_records import RunRecords
 from pipeline.run.status import phase_words
 
-Figure = tuple[str, str, str]
-"""Name, value and a remark."""
-
 _EVENTS = frozenset(
     {
         "alarm", "failed", "update_skipped", "reward_errors", "evaluation_errors",
         "code_changed", "hardware_changed", "forked", "sizes_reduced",
         "abandoned", "refused",
         "waited_for_devices", "rewards_changed", "extended", "budget",
-        "truncated_rollouts", "settings_changed",
+        "settings_changed",
         RESTARTED, RESUMED, ENDED,
     }
 )  # fmt: skip
 _NO_FACTS = ("time", "event", "step", "after_step")
 _SIZE_OF_TEXT = 300
-_MINUTE_S = 60.0
 
 
 def state(run: RunRecords) -> tuple[str, str]:
@@ -47,8 +43,8 @@ def state(run: RunRecords) -> tuple[str, str]:
     return "not ended", f"{killed} The same command continues from the last checkpoint."
 
 
-def key_figures(run: RunRecords) -> Iterator[Figure]:
-    """What to look at first; what is not known is left out."""
+def key_figures(run: RunRecords) -> Iterator[tuple[str, str, str]]:
+    """What to look at first: name, value and a remark; what is not known is left out."""
     planned = run.steps_planned
     yield "steps", f"{run.steps:,}", f"of {planned:,}" if planned else ""
     for name in ("test before", "test after"):
@@ -59,13 +55,8 @@ def key_figures(run: RunRecords) -> Iterator[Figure]:
     generated = sum(count for _, count in run.values("tokens/generated"))
     wall_s = run.summary.get("wall_s", run.last_row.get("time/elapsed_s"))
     tokens = run.summary.get("tokens_generated", generated)
-    use, spent, speeds = run.time_use, cost(run), run.time_use.speeds
+    use, speeds = run.time_use, run.time_use.speeds
     steps_s = [seconds for _, seconds in run.values("time/step_s")]
-    prices = [
-        f"${spent[key]:,.4g} per million {kind} tokens"
-        for kind in ("generated", "trained")
-        if (key := f"usd_per_mtoken_{kind}") in spent
-    ]
     known = (
         ("time", wall_s, show_duration, "device waits not counted"),
         ("first step done", use.first_step_s, show_duration, "all waits counted"),
@@ -74,7 +65,7 @@ def key_figures(run: RunRecords) -> Iterator[Figure]:
         ("goodput", use.goodput.get("total"), "{:.0%}".format, "of all time"),
         ("speed", speeds.get("generated_tokens_per_s"), "{:,.0f} tokens/s".format, "mean"),
         ("MFU of updates", speeds.get("mfu"), "{:.1%}".format, "mean, 4 N operations a token"),
-        ("cost", spent.get("usd"), "${:,.2f}".format, ", ".join(prices)),
+        ("cost", cost(run).get("usd"), "${:,.2f}".format, "of all chips"),
     )
     for name, value, shown, remark in known:
         if value:
@@ -83,12 +74,8 @@ def key_figures(run: RunRecords) -> Iterator[Figure]:
 
 def cost(run: RunRecords) -> Mapping[str, float]:
     """Dollars of the run, as far as a price is known: the summary's, else the last step's."""
-    prefix = "cost/"
-    return run.summary.get("cost") or {
-        name.removeprefix(prefix): value
-        for name, value in run.last_row.items()
-        if name.startswith(prefix)
-    }
+    last = {name: value for name, value in run.last_row.items() if name.startswith("cost/")}
+    return run.summary.get("cost") or {name[len("cost/") :]: last[name] for name in last}
 
 
 def plan_figures(run: RunRecords) -> Iterator[tuple[str, str, str, str]]:
@@ -121,12 +108,20 @@ def events(run: RunRecords) -> list[tuple[str, str, str, str]]:
 
 
 def _event(entry: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    facts = {key: value for key, value in entry.items() if key not in _NO_FACTS}
     if entry["event"] == ENDED:
-        facts = {"as": entry["ended"]}
-    text, step = _in_words(facts), str(entry.get("step", entry.get("after_step", "")))
-    shown = text if len(text) <= _SIZE_OF_TEXT else f"{text[:_SIZE_OF_TEXT]} ..."
-    return readable_time(entry.get("time", "")), step, entry["event"].replace("_", " "), shown
+        text = f"as {entry['ended']}"
+    elif "changes" in entry:
+        changes = ([key, *map(show_value, values)] for key, *values in entry["changes"])
+        text = "; ".join(f"{key} was {old}, now {new}" for key, old, new in changes)
+    else:
+        facts = {key: value for key, value in entry.items() if key not in _NO_FACTS}
+        known = {key: value for key, value in facts.items() if value not in (None, "", [], {})}
+        shown = (value if isinstance(value, str) else show_value(value) for value in known.values())
+        names = (key.replace("_", " ") for key in known)
+        text = ", ".join(f"{name} {value}" for name, value in zip(names, shown, strict=True))
+    step = str(entry.get("step", entry.get("after_step", "")))
+    cut = text if len(text) <= _SIZE_OF_TEXT else f"{text[:_SIZE_OF_TEXT]} ..."
+    return readable_time(entry.get("time", "")), step, entry["event"].replace("_", " "), cut
 
 
 def settings(run: RunRecords) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
@@ -142,31 +137,3 @@ def settings(run: RunRecords) -> tuple[list[tuple[str, str, str]], list[tuple[st
             has_default = setting.default is not None or setting.optional
             changed.append((key, shown, show_value(setting.default) if has_default else ""))
     return changed, others
-
-
-def _in_words(facts: Mapping[str, Any]) -> str:
-    """Facts of an event: without those that are empty, durations with their units."""
-    known = {key: value for key, value in facts.items() if value not in (None, "", [], {})}
-    return ", ".join(_fact(key, value) for key, value in known.items())
-
-
-def _fact(key: str, value: Any) -> str:
-    name, is_number = key.removesuffix("_s").replace("_", " "), type(value) in {int, float}
-    if is_number and (key.endswith("_s") or key == "seconds"):
-        shown = f"{value:.3g} s" if value < _MINUTE_S else show_duration(value)
-        return shown if key == "seconds" else f"{name} {shown}"
-    if key == "changes":
-        return "; ".join(f"{one} was {_plain(old)}, now {_plain(new)}" for one, old, new in value)
-    return f"{name} {_plain(value)}"
-
-
-def _plain(value: Any) -> str:
-    """A JSON value as text without brackets and quotes."""
-    if isinstance(value, Mapping):
-        return f"({_in_words(value)})"
-    if isinstance(value, list):
-        return ", ".join(map(_plain, value))
-    words = {True: "yes", False: "no", None: "none"}
-    if value is None or isinstance(value, bool):
-        return words[value]
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Which curves a report shows: charts of the metrics that a run has."""
+"""Which curves a report shows: of one run, or of several with a line for each."""
 
 from __future__ import annotations
 
@@ -6,23 +6,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.evaluate.summary import ACCURACY, mean_of, metric_title
-from pipeline.run.report.curves import Panel, Points, Scale, Series, lines
+from pipeline.run.report.curves import COLOURS, Panel, Series, lines
 from pipeline.run.report.run_records import Row, RunRecords
 
 _CHARTS: Sequence[tuple[Panel, Mapping[str, str]]] = (
+    (Panel("Reward"), {"mean reward": "reward/mean"}),
     (Panel("Loss of demonstrations"), {"loss": "sft/loss"}),
+    (
+        Panel("Length of completions, tokens"),
+        {
+            "mean": "rollout/tokens_mean",
+            "5%": "rollout/tokens_q05",
+            "95%": "rollout/tokens_q95",
+            "right": "rollout/tokens_right",
+            "wrong": "rollout/tokens_wrong",
+        },
+    ),
     (Panel("Entropy, nats a token"), {"entropy": "rollout/entropy"}),
     (
-        Panel("Right and well-formed rollouts", scale="percent"),
+        Panel("Right and well-formed rollouts", percent=True),
         {"right": "rollout/correct_share", "well formed": "rollout/well_formed_share"},
     ),
     (Panel("KL to the reference"), {"KL": "learner/kl"}),
     (
-        Panel(
-            "Groups by signal",
-            stacked=True,
-            note="Only groups with different rewards give a gradient.",
-        ),
+        Panel("Groups by signal", note="Only groups with different rewards give a gradient."),
         {
             "different rewards": "groups/mixed",
             "equal rewards": "groups/all_equal",
@@ -34,31 +41,21 @@ _CHARTS: Sequence[tuple[Panel, Mapping[str, str]]] = (
         {"all right": "groups/all_right", "all wrong": "groups/all_wrong"},
     ),
     (
-        Panel("How completions end", scale="percent", stacked=True),
+        Panel("How completions end", percent=True),
         {
             "by themselves": "rollout/stop/eos",
             "stop string": "rollout/stop/stop_string",
             "cut off at the limit": "rollout/stop/length",
         },
     ),
-    (Panel("Repetition", scale="percent"), {"repeated share": "rollout/repetition"}),
-    (Panel("Gradient norm"), {"gradient norm": "learner/grad_norm"}),
     (Panel("Loss"), {"loss": "learner/loss"}),
-    (Panel("Learning rate", smoothed=False), {"learning rate": "learner/lr"}),
-    (Panel("Norm of the adapter", smoothed=False), {"adapter": "learner/adapter_norm"}),
+    (Panel("Gradient norm"), {"gradient norm": "learner/grad_norm"}),
     (
         Panel("Sampler and learner: difference of log-probs"),
         {"99.9th percentile": "learner/mismatch_p999", "mean": "learner/mismatch_mean"},
     ),
     (
-        Panel("Clipped tokens", scale="percent"),
-        {"below": "learner/clip_low", "above": "learner/clip_high"},
-    ),
-    (Panel("Largest ratio of a token"), {"ratio": "learner/ratio_max"}),
-    (Panel("Importance weight, mean"), {"weight": "learner/importance_weight"}),
-    (Panel("Spread of the advantages"), {"standard deviation": "advantage/std"}),
-    (
-        Panel("Seconds of a step", stacked=True),
+        Panel("Seconds of a step"),
         {
             "rollouts": "time/sample_s",
             "rewards": "time/reward_s",
@@ -66,104 +63,57 @@ _CHARTS: Sequence[tuple[Panel, Mapping[str, str]]] = (
             "sync": "time/sync_s",
         },
     ),
-    (
-        Panel("Tokens a second"),
-        {
-            "generated": "speed/generated_tokens_per_s",
-            "trained": "speed/trained_tokens_per_s",
-        },
-    ),
-    (Panel("Goodput", scale="percent"), {"total": "goodput/total"}),
-    (Panel("Slots in use", scale="percent"), {"useful": "rollout/slots_useful"}),
+    (Panel("Goodput", percent=True), {"total": "goodput/total"}),
 )
 """Charts of metrics of the steps, by the labels of their lines."""
 
 
 def panels(run: RunRecords) -> Iterator[Panel]:
     """The charts of a run, the most important first; metrics that the run lacks are left out."""
-    reward = Panel("Reward")
+    tests = [*run.evaluations("test_before"), *run.evaluations("test_after")]
     parts = Panel("Rewards by part", note="Before their weights.")
-    memory = Panel("Device memory, GiB", smoothed=False)
     found = [
-        _evaluations(run),
-        _with_metrics(run, reward, {"mean reward": "reward/mean"}),
+        _evaluations({"validation": run.evaluations("validation"), "test": tests}),
         _with_metrics(run, parts, {part: f"reward/{part}" for part in run.parts}),
-        _lengths(run),
         *(_with_metrics(run, panel, metrics) for panel, metrics in _CHARTS),
-        _with_metrics(run, memory, _memory_metrics(run)),
     ]
+    yield from (panel for panel in found if panel.series)
+
+
+def compared_panels(runs: Mapping[str, RunRecords]) -> Iterator[Panel]:
+    """The charts of several runs by name: validations, and of each chart its first metric."""
+    found = [_evaluations({name: run.evaluations("validation") for name, run in runs.items()})]
+    for panel, metrics in _CHARTS:
+        label, metric = next(iter(metrics.items()))
+        title = panel.title if len(metrics) == 1 else f"{panel.title}: {label}"
+        series = lines({name: run.values(metric) for name, run in runs.items()})
+        found.append(replace(panel, title=title, series=series, note=""))
     yield from (panel for panel in found if panel.series)
 
 
 def _with_metrics(run: RunRecords, panel: Panel, metrics: Mapping[str, str]) -> Panel:
     """The chart with the lines whose metric the run has."""
-    known = {label: run.values(metric) for label, metric in metrics.items()}
-    return replace(panel, series=lines(_aligned(known) if panel.stacked else known))
+    return replace(panel, series=lines({label: run.values(one) for label, one in metrics.items()}))
 
 
-def _aligned(known: Mapping[str, list[tuple[int, float]]]) -> dict[str, list[tuple[int, float]]]:
-    """Points at all steps, without metrics that are 0 everywhere."""
-    rows = {
-        label: dict(points) for label, points in known.items() if any(value for _, value in points)
-    }
-    steps = sorted({step for row in rows.values() for step in row})
-    return {label: [(step, row.get(step, 0.0)) for step in steps] for label, row in rows.items()}
-
-
-def evaluation_series(found: Sequence[Row], *, label: str, colour: int) -> Series:
-    """Results of an evaluation with their intervals."""
-    points = []
-    for one in found:
-        mean = mean_of(one) or 0.0
-        points.append((one["step"], mean, *(one["ci95"] or (mean, mean))))
-    return Series(label, points, colour, measured=True)
-
-
-def evaluation_scale(one: Row) -> Scale:
-    """The scale of a chart of such evaluations."""
-    return "percent" if ACCURACY in one else "linear"
-
-
-def _evaluations(run: RunRecords) -> Panel:
-    sets = {
-        "validation": run.evaluations("validation"),
-        "test": [*run.evaluations("test_before"), *run.evaluations("test_after")],
-    }
-    found = {name: rows for name, rows in sets.items() if rows}
-    if not found:
-        return Panel("Evaluation")
+def _evaluations(sets: Mapping[str, Sequence[Row]]) -> Panel:
+    """Results of evaluations with their intervals."""
     series = [
-        evaluation_series(rows, label=name, colour=number)
-        for number, (name, rows) in enumerate(found.items())
+        Series(label, [_measured(one) for one in rows], number % COLOURS, measured=True)
+        for number, (label, rows) in enumerate(sets.items())
+        if rows
     ]
-    first = next(iter(found.values()))[0]
+    if not series:
+        return Panel("Evaluation")
+    first = next(rows for rows in sets.values() if rows)[0]
     return Panel(
         f"Evaluation: {metric_title(first).replace('_', ' ')}",
         series,
-        evaluation_scale(first),
+        ACCURACY in first,
         note="Bars are 95% intervals over the prompts.",
     )
 
 
-def _lengths(run: RunRecords) -> Panel:
-    low, middle, high = (run.values(f"rollout/tokens_{q}") for q in ("q05", "q50", "q95"))
-    quantiles = [
-        (step, y, below, above)
-        for (step, y), (_, below), (_, above) in zip(middle, low, high, strict=True)
-    ]
-    found: dict[str, Points] = {
-        "median, 5% to 95%": quantiles,
-        "right": run.values("rollout/tokens_right"),
-        "wrong": run.values("rollout/tokens_wrong"),
-    }
-    cap = run.setting("rollout.max_new_tokens")
-    note = "" if cap is None else f"Dashed: the limit, {cap} tokens."
-    return Panel("Length of completions, tokens", lines(found), bound=cap, note=note)
-
-
-def _memory_metrics(run: RunRecords) -> dict[str, str]:
-    """Memory of each process with devices: planned, compiled, in use, its peak."""
-    names = [name for row in run.metrics[-1:] for name in row if name.startswith("hbm/")]
-    words = (name.removeprefix("hbm/").removesuffix("_gib") for name in names)
-    labels = [one.replace("/", ", ").replace("_", " ") for one in words]
-    return dict(zip(labels, names, strict=True))
+def _measured(one: Row) -> tuple[float, ...]:
+    mean = mean_of(one) or 0.0
+    return (one["step"], mean, *(one["ci95"] or (mean, mean)))

@@ -20,20 +20,10 @@ from pipeline.run.report.facts import cost, readable_time, state
 from pipeline.run.report.run_records import RunRecords, read_run
 from pipeline.tables import table
 
-_DIGITS = 12
-"""Digits of a hash that are shown."""
-
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What `launch.runs` shows of a run.
-
-    Attributes:
-        records: of the run.
-        num_bytes: size of its folder.
-        checkpoints: oldest first.
-        best: version of the best adapter in `checkpoints/`.
-    """
+    """What `launch.runs` shows of a run; `best` is the version of the best adapter that is kept."""
 
     records: RunRecords
     num_bytes: int
@@ -61,8 +51,7 @@ class RunFacts:
             "best by validation": step == self.best,
             f"every {every} steps": every is not None and step % every == 0,
         }
-        known = ", ".join(reason for reason, holds in reasons.items() if holds)
-        return known or "until the next save"
+        return ", ".join(why for why, holds in reasons.items() if holds) or "until the next save"
 
     def to_json(self) -> dict[str, Any]:
         """What the tables show."""
@@ -111,14 +100,14 @@ def run_lines(runs: Sequence[RunFacts]) -> Iterator[str]:
     """A table of runs."""
     rows = [["run", "state", "steps", "best validation", "time", "goodput", "MB", "last activity"]]
     for run in runs:
-        planned, best = run.records.steps_planned, run.records.best_validation
-        use = run.records.time_use
+        records, use = run.records, run.records.time_use
+        planned = records.steps_planned
         rows.append(
             [
-                run.records.path.name,
-                state(run.records)[0],
-                f"{run.records.steps}" + (f"/{planned}" if planned else ""),
-                f"{show_mean(best)} at step {best['step']}" if best else "",
+                records.path.name,
+                state(records)[0],
+                f"{records.steps}" + (f"/{planned}" if planned else ""),
+                _best(records),
                 show_duration(use.wall_s),
                 f"{use.goodput['total']:.0%}" if use.goodput else "",
                 _megabytes(run.num_bytes),
@@ -130,16 +119,15 @@ def run_lines(runs: Sequence[RunFacts]) -> Iterator[str]:
 
 def checkpoint_lines(run: RunFacts) -> Iterator[str]:
     """A run, and a table of its checkpoints."""
-    word, sentence = state(run.records)
-    planned, best = run.records.steps_planned, run.records.best_validation
-    steps = f"{run.records.steps}" + (f" of {planned}" if planned else "") + " steps"
-    valued = f", best validation {show_mean(best)} at step {best['step']}" if best else ""
-    yield f"{run.records.path}: {word}, {steps}{valued}, {_megabytes(run.num_bytes)} MB"
+    records = run.records
+    (word, sentence), planned = state(records), records.steps_planned
+    steps = f"{records.steps}" + (f" of {planned}" if planned else "") + " steps"
+    best = f", best validation {best}" if (best := _best(records)) else ""
+    yield f"{records.path}: {word}, {steps}{best}, {_megabytes(run.num_bytes)} MB"
     yield sentence
-    fork = run.records.setting("run.fork")
-    if fork is not None:
+    if (fork := records.setting("run.fork")) is not None:
         yield f"forked from {fork}"
-    yield from time_lines(run.records.time_use, cost=cost(run.records))
+    yield from time_lines(records.time_use, cost=cost(records))
     if not run.checkpoints:
         yield "no checkpoints"
         return
@@ -149,12 +137,18 @@ def checkpoint_lines(run: RunFacts) -> Iterator[str]:
             str(one.step),
             readable_time(run.complete(one.step)),
             _megabytes(one.num_bytes),
-            one.adapter_sha256[:_DIGITS],
+            one.adapter_sha256[:12],
             run.why_kept(one.step),
         ]
         for one in run.checkpoints
     ]
     yield from table(rows)
+
+
+def _best(run: RunRecords) -> str:
+    """The best validation; "" if there is none."""
+    best = run.best_validation
+    return "" if best is None else f"{show_mean(best)} at step {best['step']}"
 
 
 def _megabytes(size: int) -> str:

@@ -28,13 +28,8 @@ class RunRecords:
     """The records of a run, oldest first.
 
     Attributes:
-        path: the run folder.
-        config: content of `config.json`.
-        journal: all entries.
         metrics: one row for each step, with its number from 1 under `step`.
-        status: content of `status.json`.
-        plan: content of `plan.json`.
-        summary: content of `summary.json`; empty: the run has not ended, or was resumed since.
+        summary: empty: the run has not ended, or was resumed since.
         running: whether a process holds the folder.
     """
 
@@ -92,11 +87,8 @@ class RunRecords:
     @property
     def failure(self) -> str | None:
         """The error that ended the last process; None if there was none."""
-        last = next(
-            (one for one in reversed(self.journal) if one["event"] in {STARTED, "failed", ENDED}),
-            {},
-        )
-        return str(last["error"]) if last.get("event") == "failed" else None
+        marks = [one for one in self.journal if one["event"] in {STARTED, "failed", ENDED}]
+        return marks[-1]["error"] if marks and marks[-1]["event"] == "failed" else None
 
     @property
     def parts(self) -> list[str]:
@@ -136,15 +128,8 @@ def paired_change(
     """Both summaries and the change, as `evaluation.compare` returns them.
 
     Prompts are the same if id and reference answer are; of each the samples that both have count.
-
-    Args:
-        first: a run.
-        before: the journal entry of one of its evaluations.
-        second: the same run or another.
-        after: the entry of one of its evaluations, by the same metric.
-
-    Returns:
-        None if they have no prompt in common.
+    None if they have no prompt in common. `before` and `after` are journal entries of evaluations
+    by the same metric, of two runs or the same one.
     """
     ours, theirs = _by_prompt(first, before), _by_prompt(second, after)
     common = [prompt for prompt in ours if prompt in theirs]

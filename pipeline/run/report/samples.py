@@ -9,9 +9,6 @@ from typing import Any
 from pipeline.run.report.run_records import RunRecords
 from pipeline.run.rollout_samples import Record, picked
 
-_MOST_TEXT = 1_500
-"""Characters of a prompt or a completion that are shown; of longer ones begin and end."""
-_TIMES = 3
 _KINDS: Mapping[tuple[bool | None, bool | None], str] = {
     (False, True): "won",
     (True, False): "lost",
@@ -22,15 +19,7 @@ _KINDS: Mapping[tuple[bool | None, bool | None], str] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """A completion.
-
-    Attributes:
-        at: the step.
-        prompt: shortened; "" if it is not recorded.
-        text: the completion, shortened.
-        facts: rewards, length and how it ended.
-        right: whether the answer is right; None: not known.
-    """
+    """A completion: its step, prompt ("": not shown again), text, facts; whether it is right."""
 
     at: str
     prompt: str
@@ -77,19 +66,9 @@ def answer_rows(run: RunRecords) -> Rows:
     return [rows[kind] for kind in _KINDS.values() if kind in rows]
 
 
-def _shortened(text: str) -> str:
-    """The text, or begin and end of a long one."""
-    if len(text) <= _MOST_TEXT:
-        return text
-    half = _MOST_TEXT // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
-
-
 def _spread(items: Sequence[Any]) -> list[Any]:
     """The first, a middle and the last one; all if there are fewer."""
-    if len(items) <= _TIMES:
-        return list(items)
-    return [items[0], items[len(items) // 2], items[-1]]
+    return [items[0], items[len(items) // 2], items[-1]] if len(items) > 3 else list(items)
 
 
 def _rollout(at: str, record: Record) -> Sample:
@@ -100,13 +79,13 @@ def _rollout(at: str, record: Record) -> Sample:
     if (advantage := record.get("advantage")) is not None:
         facts.append(f"advantage {advantage:+.2f}")
     facts += [_end(record)]
-    return Sample(at, _shortened(record["prompt"]), _shortened(record["text"]), ", ".join(facts))
+    return Sample(at, record["prompt"], record["text"], ", ".join(facts))
 
 
 def _answer(step: int, record: Record) -> Sample:
     facts = f"{'right' if record['correct'] else 'wrong'}, {_end(record)}"
-    text, right = _shortened(record["text"]), record["correct"]
-    return Sample(f"validation after step {step}", "", text, facts, right=right)
+    at = f"validation after step {step}"
+    return Sample(at, "", record["text"], facts, right=record["correct"])
 
 
 def _end(record: Record) -> str:

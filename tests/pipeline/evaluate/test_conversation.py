@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,71 +18,39 @@ from pipeline.evaluate.conversation import (
     read_question,
     side_by_side,
 )
-from pipeline.types import Completion, RolloutRequest
 from tests.pipeline.evaluate.test_measurement import FakeAdapterSampler
 from tests.run_process import Script
-from tests.samples import CharTokenizer, completion, make_config
+from tests.samples import CharTokenizer, make_config
 
 
-class Echo(FakeAdapterSampler):
-    """Replies with the reversed prompt; the tuned policy's reply is truncated."""
-
-    def __init__(self) -> None:
-        super().__init__(Script())
-        self.asked: list[tuple[RolloutRequest, float]] = []
-
-    async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float, **_: Any
-    ) -> list[Completion]:
-        self.asked += [(request, temperature) for request in requests]
-        return [
-            completion(
-                request,
-                "".join(chr(token) for token in request.prompt_tokens[:0:-1]),
-                ended=self.version == 0,
-                version=self.version,
-                adapter_sha256=self.adapter,
-            )
-            for request in requests
-        ]
-
-
-def conversation(
-    folder: Path, sampler: Echo, *, adapter: str | None = "/runs/a", **prompt: Any
-) -> Conversation:
-    config = make_config(folder, prompt={"turn": "plain", **prompt})
+def conversation(sampler: FakeAdapterSampler, *, adapter: str | None = "/runs/a") -> Conversation:
+    config = make_config(Path(), prompt={"turn": "plain", "template": "{question}?"})
     maker = PromptMaker(config.prompt, CharTokenizer())
     samplers: list[Any] = [sampler]
     return Conversation(config, maker, samplers, adapter=adapter, temperature=0.5)
 
 
-def test_both_policies_are_asked_with_the_runs_prompt_and_the_same_noise(tmp_path: Path):
-    sampler = Echo()
-    asked = conversation(tmp_path, sampler, template="{question}?")
-    base, tuned = asyncio.run(asked.ask({"question": "abc"}))
-    assert base == Reply("base", "?cba", 5, ended=True)
-    assert tuned == Reply("tuned", "?cba", 4, ended=False)
-    assert (base.note, tuned.note) == ("(5 tokens)", "(4 tokens, cut off)")
+def test_both_policies_are_asked_with_the_runs_prompt_and_the_same_noise():
+    sampler = FakeAdapterSampler(Script())
+    base, tuned = asyncio.run(conversation(sampler).ask({"question": "abc"}))
+    assert base == Reply("base", "<reasoning>x</reasoning><answer>1</answer>", 43, ended=True)
+    assert tuned == replace(base, policy="tuned", text=base.text.replace("1", "0"))
     assert sampler.script.calls == ["open None", "open /runs/a"]
     (first, temperature), (second, _) = sampler.asked
     assert (first.name, temperature) == (second.name, 0.5)
-    asyncio.run(asked.ask({"question": "abc"}))
-    assert sampler.asked[2][0].name != first.name
-    alone = conversation(tmp_path, sampler, adapter=None, template="{question}?")
+    assert "".join(map(chr, first.prompt_tokens[1:])) == "abc?"
+    alone = conversation(sampler, adapter=None)
     assert [reply.policy for reply in asyncio.run(alone.ask({"question": "abc"}))] == ["base"]
 
 
-@pytest.mark.parametrize(
-    ("question", "message"),
-    [
-        ("abcdefgh", "this makes 9 tokens; rollout.max_prompt_tokens = 8"),
+def test_invalid_questions_are_refused_with_the_reason():
+    sampler = FakeAdapterSampler(Script())
+    for question, message in (
+        ("abcdefgh", "this makes 10 tokens; rollout.max_prompt_tokens = 8"),
         (" ", "column 'question' is empty"),
-    ],
-)
-def test_invalid_questions_are_refused_with_the_reason(tmp_path: Path, question: str, message: str):
-    sampler = Echo()
-    with pytest.raises(QuestionError, match=message):
-        asyncio.run(conversation(tmp_path, sampler).ask({"question": question}))
+    ):
+        with pytest.raises(QuestionError, match=message):
+            asyncio.run(conversation(sampler).ask({"question": question}))
     assert sampler.asked == []
 
 
@@ -107,4 +75,3 @@ def test_replies_are_shown_in_columns():
         "four       | cut off)",
         "(4 tokens) |",
     ]
-    assert list(side_by_side([left], width=23))[:2] == ["base", 23 * "-"]

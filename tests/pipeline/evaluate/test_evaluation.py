@@ -22,10 +22,8 @@ from pipeline.evaluate.evaluation import (
     judge,
     requests,
 )
-from pipeline.evaluate.metric import check_references
-from pipeline.evaluate.significance import compare_paired
 from rewards.base import Outcome, RewardInput
-from tests.samples import CharTokenizer, completion, make_config, make_data, make_prompts
+from tests.samples import CharTokenizer, completion, make_config, make_prompts
 
 PROMPTS = make_prompts(4)
 MAKER = PromptMaker(Prompt(), CharTokenizer())
@@ -75,8 +73,6 @@ def test_the_answer_is_extracted_as_configured():
     texts = ("<a>3</a> or rather 2", "4 apples", "no idea")
     tagged, numbers = answered(*texts), answered(*texts, extraction="last_number")
     assert [answer.found for answer in tagged.answers] == ["3", None, None]
-    assert [answer.correct for answer in tagged.answers] == [False, False, False]
-    assert [answer.found for answer in numbers.answers] == ["2", "4", None]
     assert [answer.correct for answer in numbers.answers] == [True, True, False]
     assert (tagged.summary()["unanswered"], numbers.summary()["unanswered"]) == (2 / 3, 1 / 3)
 
@@ -108,17 +104,11 @@ def test_majority_votes(answers: tuple[str, ...], wins: bool):
 def test_before_and_after_are_compared_in_pairs():
     before = answered("<a>2</a>", "<a>0</a>", "<a>0</a>", "<a>0</a>")
     after = answered("<a>2</a>", "<a>4</a>", "<a>6</a>", "<a>0</a>")
-    change = compare_paired(before.correct, after.correct)
-    assert compare(before, after) == {
-        "before": before.summary(),
-        "after": after.summary(),
-        "paired_difference": 0.5,
-        "paired_ci95": list(change.ci95 or ()),
-        "paired_p": 0.5,  # both changes in one direction: 2 * 0.5 ** 2
-        "paired_test": "McNemar, exact",
-        "gained": 2,
-        "lost": 0,
-    }
+    found = compare(before, after)
+    assert (found["before"], found["after"]) == (before.summary(), after.summary())
+    assert (found["paired_difference"], found["gained"], found["lost"]) == (0.5, 2, 0)
+    # Both changes in one direction: 2 * 0.5 ** 2.
+    assert (found["paired_p"], found["paired_test"]) == (0.5, "McNemar, exact")
 
 
 # --- reward metrics
@@ -126,28 +116,27 @@ def test_before_and_after_are_compared_in_pairs():
 PARTS = [
     {"name": "length", "function": "a:b", "weight": 2.0},
     {"name": "vowel", "function": "a:c", "weight": 1.0},
-    {"name": "seen", "function": "a:d", "weight": 0.0},
+    {"name": "correct", "function": "rewards.numeric:numeric_answer", "weight": 0.0},
 ]
 
 
-async def by_length(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
-    """The length of the completion, an error for `!`; vowels do not apply to digits."""
+async def outcomes(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+    """Length and vowels, which do not apply to digits; right if it is long; errors for `!`."""
+    error = Outcome.failed("raised", "no")
     return [
         {
-            "length": Outcome.failed("raised", "no")
-            if one.completion == "!"
-            else Outcome(float(len(one.completion))),
-            "vowel": Outcome(None if one.completion.isdigit() else float("a" in one.completion)),
-            "seen": Outcome(float(one.answer is not None)),
+            "length": error if text == "!" else Outcome(float(len(text))),
+            "vowel": Outcome(None if text.isdigit() else float("a" in text)),
+            "correct": error if text == "!" else Outcome(float(len(text) > 3)),
         }
-        for one in inputs
+        for text in (one.completion for one in inputs)
     ]
 
 
 def scored(
     *texts: str, metric: str, samples: int = 1, references: bool = False, **tables: Any
 ) -> Evaluation:
-    """The completions of the first prompts, scored by `by_length`."""
+    """The completions of the first prompts, scored by `outcomes`."""
     config = make_config(
         Path(),
         rewards={"functions": PARTS},
@@ -160,54 +149,29 @@ def scored(
     ]
     asked = requests(prompts, phase="test", samples=samples)
     drawn = [completion(one, text) for one, text in zip(asked, texts, strict=True)]
-    return asyncio.run(evaluate(prompts, drawn, config=config, maker=MAKER, score=by_length))
+    return asyncio.run(evaluate(prompts, drawn, config=config, maker=MAKER, score=outcomes))
 
 
 def test_a_reward_part_is_a_metric_without_reference_answers():
     judged = scored("abc", "!", "12345", metric="length")
-    assert judged.answers == (
-        Answer(
-            *(1, 0, "abc", None, None, None, False, "eos", 4, _parts(3.0, 1.0), 3.0),
-            reward=7.0,
-            prompt="twice 1?",
-        ),
-        Answer(
-            *(2, 0, "!", None, None, None, False, "eos", 2),
-            rewards=_parts(None, 0.0),
-            score=None,
-            errors={"length": "raised: no"},
-            prompt="twice 2?",
-        ),
-        Answer(
-            *(3, 0, "12345", None, None, None, False, "eos", 6, _parts(5.0, None), 5.0),
-            reward=10.0,
-            prompt="twice 3?",
-        ),
+    first, failed, _ = judged.answers
+    assert first == Answer(
+        *(1, 0, "abc", None, None, None, False, "eos", 4),
+        rewards={"length": 3.0, "vowel": 1.0, "correct": 0.0},
+        score=3.0,
+        reward=7.0,
+        prompt="twice 1?",
     )
     # An answer without a score is excluded, not 0; nothing here is right or wrong.
-    assert judged.mean == 4.0
-    assert judged.errors == {"length": ["raised: no"]}
-    assert judged.summary() == {
-        "metric": "length",
-        "score": 4.0,
-        "n": 2,
-        "ci95": judged.summary()["ci95"],
-        "prompts": 3,
-        "excluded": 1 / 3,
-        "reward": 8.5,
-        "reward/length": 4.0,
-        "reward/vowel": 0.5,
-        "reward/seen": 0.0,
-        "samples": 1,
-        "well_formed": 0.0,
-        "truncated": 0.0,
-        "num_tokens_mean": 4.0,
-    }
+    assert (failed.score, failed.reward, failed.errors["length"]) == (None, None, "raised: no")
+    assert judged.errors == [("length", "raised: no"), ("correct", "raised: no")]
+    summary = judged.summary()
+    told = {"score": 4.0, "n": 2, "prompts": 3, "excluded": 1 / 3, "reward": 8.5}
+    told |= {"reward/length": 4.0, "reward/vowel": 0.5, "reward/correct": 0.5}
+    assert summary | told == summary
+    assert judged.means == {"score": 4.0, "reward": 8.5}
+    assert not {"accuracy", "correct", "pass@2", "unanswered", "format_only"} & summary.keys()
     assert Evaluation.of(json.loads(json.dumps(judged.rows)), metric="length") == judged
-
-
-def _parts(length: float | None, vowel: float | None) -> dict[str, float | None]:
-    return {"length": length, "vowel": vowel, "seen": 0.0}
 
 
 def test_right_and_wrong_are_reported_beside_a_score_where_there_are_references():
@@ -215,9 +179,6 @@ def test_right_and_wrong_are_reported_beside_a_score_where_there_are_references(
     summary = judged.summary()
     assert (summary["correct"], summary["score"], summary["n"]) == (0.5, 8.0, 1)
     assert (summary["pass@2"], summary["majority@2"]) == (1.0, 1.0)
-    assert "accuracy" not in summary
-    without = scored("<a>2</a>", "<a>1</a>", metric="length", samples=2).summary()
-    assert not {"correct", "pass@2", "majority@2", "unanswered", "format_only"} & without.keys()
 
 
 TAGGED: dict[str, Any] = {
@@ -240,81 +201,26 @@ def test_scores_are_compared_on_the_prompts_that_have_both():
     assert (found["paired_p"], found["gained"], found["lost"]) == (0.5, 2, 0)
     nothing = compare(scored("!", metric="length"), scored("a", metric="length"))
     assert nothing["before"]["score"] is None
-    assert [nothing[f"paired_{key}"] for key in ("difference", "ci95", "p", "n")] == [
-        *(None, None, None),
-        0,
-    ]
-
-
-def test_exact_answers_need_reference_answers(tmp_path: Path):
-    data = make_data(validation=2)
-    assert data.validation is not None
-    prompts = [replace(prompt, answer=None) for prompt in data.test.prompts]
-    none = replace(data.test, prompts=tuple(prompts))
-    some = replace(data.test, prompts=(*data.test.prompts[:3], prompts[3]))
-    config = make_config(tmp_path)
-    splits = {"data.validation": data.validation, "data.test": none, "eval.sets (x)": some}
-    with pytest.raises(ValueError, match="no reference answer") as caught:
-        check_references(config, splits)
-    ending = (
-        "no reference answer in column 'answer', and eval.metric = \"exact_answer\" compares with "
-        'it; set data.answer_column, or eval.metric to "reward" or the name of a reward part: '
-        "correct, format"
-    )
-    assert str(caught.value).splitlines() == [
-        f"data.test: its rows have {ending}",
-        f"eval.sets (x): 1 of its 4 rows have {ending}",
-    ]
-    check_references(config, {"data.test": data.test, "data.validation": None})
-    check_references(make_config(tmp_path, eval={"metric": "format"}), splits)
-
-
-def by_accuracy(*scores: float | None, samples: int = 1) -> Evaluation:
-    """Answers with these scores of an accuracy; None: an error."""
-    answers = [
-        Answer(
-            *(index // samples, index % samples, "7 kg", "7", "7 kg"),
-            correct=None if score is None else score == 1,
-            well_formed=True,
-            stop_reason="eos",
-            num_tokens=2,
-            rewards={"correct": score},
-            score=score,
-        )
-        for index, score in enumerate(scores)
-    ]
-    return Evaluation(tuple(answers), "correct", of_accuracy=True)
+    missing = {"paired_difference": None, "paired_ci95": None, "paired_p": None, "paired_n": 0}
+    assert nothing | missing == nothing
 
 
 def test_a_reward_of_right_and_wrong_is_an_accuracy():
-    found = by_accuracy(1.0, 0.0, None, 1.0)
+    right, wrong = "a text", "a"
+    found = scored(right, wrong, "!", right, metric="correct", references=True)
     summary = found.summary()
     assert (summary["accuracy"], summary["n"], summary["prompts"]) == (2 / 3, 3, 4)
     assert (summary["excluded"], summary["reward/correct"]) == (0.25, 2 / 3)
-    assert summary["accuracy_among_well_formed"] == 2 / 3
+    assert found.means["accuracy"] == 2 / 3
     assert "score" not in summary
     again = json.loads(json.dumps(found.rows))
     assert Evaluation.of(again, metric="correct", of_accuracy=True) == found
-    change = compare(found, by_accuracy(1.0, 1.0, 1.0, None))
+    later = scored(right, right, right, "!", metric="correct", references=True)
+    change = compare(found, later)
     assert (change["paired_n"], change["gained"], change["lost"]) == (2, 1, 0)
     assert change["paired_test"] == "McNemar, exact"
-    nothing = by_accuracy(None, None)
+    nothing = scored("!", metric="correct")
     assert nothing.summary()["accuracy"] is None
     assert compare(nothing, nothing)["paired_difference"] is None
-    several = by_accuracy(1.0, 0.0, None, 1.0, samples=2).summary()
+    several = scored(right, wrong, "!", right, metric="correct", samples=2).summary()
     assert (several["n"], several["accuracy"], several["pass@2"]) == (1, 0.5, 1.0)
-
-
-def test_the_accuracy_is_that_of_the_correctness_reward():
-    part = {"name": "correct", "function": "rewards.numeric:numeric_answer"}
-    config = make_config(Path(), rewards={"functions": [part]}, **TAGGED)
-    asked = requests(PROMPTS[:2], phase="test")
-    texts = ("<a>2 apples</a>", "<a>5</a>")
-    drawn = [completion(one, text) for one, text in zip(asked, texts, strict=True)]
-
-    async def score(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
-        return [{"correct": Outcome(float("apples" in one.completion))} for one in inputs]
-
-    judged = asyncio.run(evaluate(PROMPTS[:2], drawn, config=config, maker=MAKER, score=score))
-    assert [answer.correct for answer in judged.answers] == [True, False]
-    assert (judged.mean, judged.means) == (0.5, {"accuracy": 0.5, "reward": 0.5})

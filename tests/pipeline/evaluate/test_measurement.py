@@ -15,11 +15,10 @@ from configs.schema import Config
 from pipeline.data.rows import TooLong
 from pipeline.data.splits import LoadedSplit
 from pipeline.evaluate.comparison import answer_rows, document, lines
-from pipeline.evaluate.measurement import Measured, measure, open_adapter
+from pipeline.evaluate.measurement import Measured, measure
 from pipeline.evaluate.protocol import data_facts, protocol
 from pipeline.rollout.mismatch import MismatchError
 from pipeline.types import Completion, DecodeWork, OpenedAdapter, RolloutRequest
-from rewards.base import Outcome, RewardInput
 from tests.run_process import Script
 from tests.samples import CharTokenizer, completion, make_config, make_prompts
 
@@ -27,11 +26,12 @@ TUNED = "/runs/a"
 
 
 class FakeAdapterSampler:
-    """Right with the adapter; right for every second prompt without it."""
+    """Right with the adapter; right for every second prompt without it; silent to prompt 4."""
 
     def __init__(self, script: Script, *, salt: str = "") -> None:
         self.script, self.salt = script, salt
         self.version, self.adapter = -1, ""
+        self.asked: list[tuple[RolloutRequest, float]] = []
 
     async def open_adapter(self, path: str | None) -> OpenedAdapter:
         self.script.note(f"open {path}")
@@ -42,7 +42,7 @@ class FakeAdapterSampler:
     async def generate(
         self, requests: Sequence[RolloutRequest], *, temperature: float, **_: Any
     ) -> list[Completion]:
-        assert temperature in {0.0, 0.5, 1.0}
+        self.asked += [(request, temperature) for request in requests]
         return [self._answer(request) for request in requests]
 
     async def work(self) -> DecodeWork:
@@ -72,7 +72,6 @@ def run(config: Config, samplers: Sequence[Any], path: str | None, told: list[in
             tokenizer=CharTokenizer(),
             path=path,
             advance=told.append,
-            scorer=BriefScorer(),
         )
     )
 
@@ -89,13 +88,13 @@ def test_each_set_is_answered_under_the_adapter(tmp_path: Path):
     assert told == [5, 2] * 2
 
 
-def test_samplers_must_hold_the_same_adapter():
-    samplers: list[Any] = [FakeAdapterSampler(Script(), salt=salt) for salt in "ab"]
-    with pytest.raises(MismatchError, match="samplers opened different adapters"):
-        asyncio.run(open_adapter(samplers, TUNED))
+def test_samplers_must_hold_the_same_adapter(tmp_path: Path):
+    samplers = [FakeAdapterSampler(Script(), salt=salt) for salt in "ab"]
+    with pytest.raises(MismatchError):
+        run(make_config(tmp_path), samplers, TUNED, [])
 
 
-def told(config: Config, *, tuned: bool = True) -> dict[str, Any]:
+def told(config: Config) -> dict[str, Any]:
     sampler = FakeAdapterSampler(Script())
     base, too_long = run(config, [sampler], None, []), (TooLong(8, 99), TooLong(9, 99))
     split = LoadedSplit(make_prompts(5), malformed=(), too_long=too_long, duplicates=0)
@@ -104,12 +103,12 @@ def told(config: Config, *, tuned: bool = True) -> dict[str, Any]:
         protocol=protocol(config),
         data={"test": facts, "more": {**facts, "too_long": 0}},
         base=base,
-        tuned=run(config, [sampler], TUNED, []) if tuned else None,
+        tuned=run(config, [sampler], TUNED, []),
         notes=["something"],
     )
 
 
-def test_the_document_has_protocol_data_and_both_policies(tmp_path: Path):
+def test_the_document_and_its_text(tmp_path: Path):
     found = told(make_config(tmp_path))
     assert json.loads(json.dumps(found))["sets"]["test"]["base"]["accuracy"] == 0.6
     one = found["sets"]["test"]
@@ -120,25 +119,8 @@ def test_the_document_has_protocol_data_and_both_policies(tmp_path: Path):
     assert (found["tuned"]["version"], found["tuned"]["what"]) == (7, "step 7")
     assert found["protocol"]["extraction"] == "tags"
     assert "seed" not in found["protocol"]
-
-
-def test_the_table(tmp_path: Path):
-    shown = list(lines(told(make_config(tmp_path, prompt={"turn": "plain", "system": "Hm."}))))
-    model = Path("nowhere").absolute()
-    assert shown[0] == f"model: {model}, float32, quantization none"
-    rounded: dict[str, Any] = {
-        "plan": {"rollout_weights": "int8", "kv_cache": "int8"},
-        "learner": {"importance_cap": 2.0},
-    }
-    first = next(iter(lines(told(make_config(tmp_path, **rounded)))))
-    assert (
-        first == f"model: {model}, float32, quantization none, rollout weights int8, KV cache int8"
-    )
-    assert shown[1] == "prompt: plain text, 0 shots, template '{question}', system 'Hm.'"
-    assert shown[2] == (
-        "answers: 1 a prompt, greedy, at most 80 tokens; judged by the last answer block"
-    )
-    assert shown[3].startswith("base: the base, sha256 ")
+    shown = list(lines(found))
+    assert shown[0].startswith("base: the base, sha256 ")
     table = """\
 set   policy  prompts  accuracy              95%  well formed  form only  no answer  cut off  tokens
 test  base          5     60.0%   [23.1%, 88.2%]        80.0%      20.0%      20.0%     0.0%    34.8
@@ -146,74 +128,26 @@ test  tuned         5     80.0%   [37.6%, 96.4%]        80.0%       0.0%      20
 more  base          2     50.0%    [9.5%, 90.5%]       100.0%      50.0%       0.0%     0.0%    43.0
 more  tuned         2    100.0%  [34.2%, 100.0%]       100.0%       0.0%       0.0%     0.0%    43.0
 """
-    assert "\n".join(shown[6:11]) + "\n" == table
-    change = "60.0% -> 80.0%: +20.0 points"
-    assert shown[12].startswith(f"test: {change} [")
-    assert shown[12].endswith("], p = 1.0e+00 (McNemar, exact); prompts gained: 1, lost: 0")
-    assert shown[13] == "test: 2 rows are left out and not counted"
-    assert shown[14].startswith("more: 50.0% -> 100.0%: +50.0 points [")
-    assert shown[15:] == ["note: something"]
+    assert "\n".join(shown[3:8]) + "\n" == table
+    assert shown[9].startswith("test: 60.0% -> 80.0%: +20.0 points [")
+    assert shown[9].endswith("], p = 1.0e+00 (McNemar, exact); prompts gained: 1, lost: 0")
+    assert shown[10] == "test: 2 rows are left out and not counted"
+    assert shown[11].startswith("more: 50.0% -> 100.0%: +50.0 points [")
+    assert shown[12:] == ["note: something"]
 
 
-class BriefScorer:
-    """Brief is 100 less the length, for completions with any text; `seen` is 1."""
-
-    async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
-        return [
-            {
-                "brief": Outcome(100.0 - len(one.completion) if one.completion else None),
-                "seen": Outcome(1.0),
-            }
-            for one in inputs
-        ]
-
-    async def notices(self) -> list[str]:
-        return []
-
-    async def busy_s(self) -> dict[str, float]:
-        return {}
-
-
-def test_a_reward_is_measured_and_shown(tmp_path: Path):
-    parts = [
-        {"name": "brief", "function": "a:b", "weight": 0.5},
-        {"name": "seen", "function": "a:c", "weight": 2.0},
-    ]
-    rewards = {"rewards": {"functions": parts}}
-    config = make_config(tmp_path, eval={"metric": "reward"}, **rewards)
-    found = told(config)
-    one = found["sets"]["test"]
-    # Three texts have 42 characters, one 43; `brief` does not apply to the empty one.
-    assert one["base"]["score"] == pytest.approx((3 * (29 + 2) + (28.5 + 2) + 2) / 5)
-    assert (one["base"]["reward/seen"], one["base"]["excluded"]) == (1.0, 0.0)
-    assert "accuracy" not in one["base"]
-    assert (one["base"]["correct"], one["tuned"]["correct"]) == (0.6, 0.8)
-    assert (one["paired_n"], one["paired_test"]) == (5, "sign flips, exact")
-    assert found["protocol"]["metric"] == "reward"
-    assert [part["weight"] for part in found["protocol"]["rewards"]] == [0.5, 2.0]
-    shown = list(lines(found))
-    assert shown[2].endswith("at most 80 tokens; scored by the reward 0.5 x brief + 2 x seen")
-    assert shown[6].split()[:5] == ["set", "policy", "prompts", "reward", "95%"]
-    part = told(make_config(tmp_path, eval={"metric": "brief"}, **rewards))
-    base = part["sets"]["test"]["base"]
-    # The empty completion has no score: it is left out and shown, not 0.
-    assert (base["n"], base["prompts"], base["excluded"]) == (4, 5, 0.2)
-    table = [line.split() for line in lines(part)][6:8]
-    assert table[0][3:6] == ["brief", "95%", "excluded"]
-    assert table[1][2:4] == ["5", f"{base['score']:.3f}"]
-    assert "20.0%" in table[1]
-    assert list(lines(part))[2].endswith("; scored by the reward 'brief'")
+def test_a_reward_is_part_of_the_protocol(tmp_path: Path):
+    part = {"name": "brief", "function": "a:b", "weight": 0.5}
+    config = make_config(tmp_path, rewards={"functions": [part]}, eval={"metric": "brief"})
+    assert protocol(config)["rewards"] == [{**part, "args": {}}]
 
 
 def test_each_answer_has_a_row(tmp_path: Path):
     config, sampler = make_config(tmp_path), FakeAdapterSampler(Script())
     base, tuned = run(config, [sampler], None, []), run(config, [sampler], TUNED, [])
     rows = list(answer_rows(base, tuned))
-    assert [(row["set"], row["policy"], row["prompt_id"]) for row in rows] == [
-        (name, policy, prompt.id)
-        for name, prompts in TESTS.items()
-        for policy in ("base", "tuned")
-        for prompt in prompts
-    ]
+    found = [(row["set"], row["policy"], row["prompt_id"]) for row in rows]
+    assert found[4:7] == [("test", "base", 5), ("test", "tuned", 1), ("test", "tuned", 2)]
+    assert len(rows) == 2 * 7
     assert rows[1] == {"set": "test", "policy": "base", **base.evaluations["test"].rows[1]}
     assert len(list(answer_rows(base, None))) == 7

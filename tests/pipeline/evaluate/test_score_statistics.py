@@ -98,18 +98,6 @@ def test_the_sign_flip_test_counts_all_signs(differences: list[float]):
     assert test == "sign flips, exact"
 
 
-@pytest.mark.parametrize(("gained", "lost"), [(1, 7), (7, 8), (3, 3), (0, 5), (16, 0)])
-def test_for_one_right_or_wrong_answer_it_is_mcnemars_exact_test(gained: int, lost: int):
-    before = np.array([True] * 6 + [False] * gained + [True] * lost + [False] * 4)
-    after = np.array([True] * (6 + gained) + [False] * (lost + 4))
-    scored = compare_scores(before[:, None].astype(float), after[:, None].astype(float))
-    change = compare_paired(before, after)
-    assert scored.p == pytest.approx(change.p)
-    assert scored.test == "sign flips, exact"
-    assert scored.difference == pytest.approx(change.difference)
-    assert (scored.gained, scored.lost, scored.n) == (gained, lost, len(before))
-
-
 def test_many_prompts_are_tested_with_random_signs():
     before = np.array([False] * 40 + [True] * 22)
     exact = compare_paired(before, ~before).p

@@ -97,12 +97,9 @@ PAIRS = st.tuples(st.integers(1, 8), st.integers(2, 4), st.randoms(use_true_rand
 )
 
 
-def test_identical_samples_count_as_one():
+def test_the_effective_number_of_answers_is_between_those_of_prompts_and_of_answers():
     once = _answers("1", "0", "1", "1", "0")
     assert measure_accuracy(np.repeat(once, 8, axis=1)) == measure_accuracy(once)
-
-
-def test_uncorrelated_samples_count_as_independent():
     # Prompts differ no more than by chance: 4 x 4 answers, half right.
     measured = measure_accuracy(_answers("1100", "0110", "0011", "1010"))
     assert measured.ci95 == measure_accuracy(np.array([True, False] * 2)).ci95

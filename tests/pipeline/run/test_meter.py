@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ ROW = {
 }
 
 
-def test_speeds_are_per_second_of_steps_and_of_phases():
+def test_speeds_are_per_second_and_mfu_counts_4_operations_per_token():
     assert speeds(ROW, SPLIT, passes=2) == {
         "generated_tokens_per_s": 600 / 50,
         "trained_tokens_per_s": 540 / 50,
@@ -36,26 +37,19 @@ def test_speeds_are_per_second_of_steps_and_of_phases():
         "decode_tokens_per_s": 600 / 30,
         "update_tokens_per_s": 1500 / 20,
     }
+    known = replace(SPLIT, parameters=1000, flops=1e6)
+    assert speeds(ROW, known, passes=2)["mfu"] == pytest.approx(4 * 1000 * 1500 / (1e6 * 4 * 20))
 
 
-def test_mfu_counts_4_operations_per_token_and_hfu_what_is_executed():
-    chip = Hardware(
-        {"learner": 4, "samplers": 2},
-        8,
-        parameters=1000,
-        operations=6.0,
-        flops=1e6,
-    )
-    found = speeds(ROW, chip, passes=2)
-    assert found["mfu"] == pytest.approx(4 * 1000 * 1500 / (1e6 * 4 * 20))
-    assert found["hfu"] == pytest.approx(6 * 1000 * 2000 / (1e6 * 4 * 20))
-
-
-@pytest.mark.parametrize(("gpu", "flops"), [("h100", 989e12), ("none", 0.0)])
-def test_a_gpu_with_a_name_has_published_limits(gpu: str, flops: float):
-    given = ("plan.platform", "gpu"), ("plan.gpu", gpu), ("plan.learner_devices", "1")
+@pytest.mark.parametrize(
+    ("platform", "gpu", "flops"),
+    [("gpu", "h100", 989e12), ("gpu", "none", 0.0), ("cpu", "none", 0.0)],
+)
+def test_the_peak_of_a_device_is_published_or_not_known(platform: str, gpu: str, flops: float):
+    given = ("plan.platform", platform), ("plan.gpu", gpu), ("plan.learner_devices", "1")
     found = Hardware.of(preset("gemma3_1b", *given, ("plan.chip_hour_usd", "2")))
     assert (found.flops, found.chip_hour_usd, found.chips) == (flops, 2.0, {"learner": 1})
+    assert bool(found.parameters) == (flops > 0 or platform == "cpu")
 
 
 def test_cost_needs_a_price(tmp_path: Path):
@@ -64,11 +58,8 @@ def test_cost_needs_a_price(tmp_path: Path):
         return meter.cost(progress, used_s=3600.0)
 
     progress = Progress(tokens_generated=1_000_000, tokens_trained=500_000)
-    assert cost(progress, SPLIT) == {
-        "usd": 12.0,
-        "usd_per_mtoken_generated": 12.0,
-        "usd_per_mtoken_trained": 24.0,
-    }
+    per_million = {"usd_per_mtoken_generated": 12.0, "usd_per_mtoken_trained": 24.0}
+    assert cost(progress, SPLIT) == {"usd": 12.0, **per_million}
     assert cost(progress, Hardware({"learner": 8}, 8)) == {}
     assert cost(Progress(), SPLIT) == {"usd": 12.0}
 

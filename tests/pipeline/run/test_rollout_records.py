@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.run.rollout_records import recorded_input, rollout_records
-from pipeline.run.run_folder import RunFolder
 from pipeline.types import Rollout, RolloutName, RolloutRequest
 from rewards.base import RewardError, RewardInput, Tags
-from tests.samples import EOS, FRESH, changed, completion, logprobs, make_config
+from tests.samples import EOS, FRESH, changed, completion, logprobs
 
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 GIVEN = RewardInput(
@@ -41,6 +40,11 @@ def rollout(given: RewardInput = GIVEN, **changes: Any) -> Rollout:
     return replace(Rollout(drawn, given, parts, 1.5, 0.25), **changes)
 
 
+def recorded(one: Rollout, *, tokens: bool = False) -> dict[str, Any]:
+    (record,) = rollout_records([one], tokens=tokens)
+    return record
+
+
 RECORD = {
     "prompt_id": 9,
     "sample": 3,
@@ -63,48 +67,16 @@ RECORD = {
 }
 
 
-def test_a_rollouts_record():
-    assert rollout_records([rollout()], tokens=False) == [RECORD]
-    failed = rollout(
-        CHAT,
-        rewards={"correct": None, "format": 0.5},
-        reward=None,
-        advantage=0.0,
-        errors={"correct": RewardError("died", "ended its process")},
-        excluded="died",
-    )
-    assert rollout_records([failed], tokens=False) == [
-        RECORD
-        | {
-            "answer": None,
-            "rewards": {"correct": None, "format": 0.5},
-            "errors": {"correct": {"cause": "died", "message": "ended its process"}},
-            "reward": None,
-            "excluded": "died",
-            "advantage": 0.0,
-            "messages": CHAT.messages,
-            "source": "more",
-        }
-    ]
-
-
-def test_a_record_with_tokens():
-    (record,) = rollout_records([rollout()], tokens=True)
-    drawn = rollout().completion
-    assert record == {
-        **RECORD,
-        "prompt_tokens": [2, 5],
-        "tokens": [97, 98, 99, 1],
-        "logprobs": drawn.logprobs.tolist(),
+def test_a_record_has_all_of_a_rollout():
+    assert recorded(rollout()) == RECORD
+    outcome: dict[str, Any] = {"rewards": {"correct": None}, "reward": None, "excluded": "died"}
+    failed = rollout(CHAT, **outcome, errors={"correct": RewardError("died", "ended its process")})
+    told: dict[str, Any] = {
+        "errors": {"correct": {"cause": "died", "message": "ended its process"}}
     }
-    assert np.array_equal(np.float32(record["logprobs"]), drawn.logprobs)
-    kept = rollout(completion=changed(drawn, processed_logprobs=drawn.logprobs / 2))
-    (cut,) = rollout_records([kept], tokens=True)
-    assert cut == {**record, "processed_logprobs": (drawn.logprobs / 2).tolist()}
-    assert rollout_records([kept], tokens=False) == [RECORD]
-
-
-def test_a_record_has_the_version_of_each_segment():
+    told |= {**outcome, "answer": None, "messages": CHAT.messages, "source": "more"}
+    assert recorded(failed) == RECORD | told
+    # Three segments of different versions.
     drawn = rollout().completion
     (whole,) = drawn.segments
     segments = tuple(
@@ -112,18 +84,23 @@ def test_a_record_has_the_version_of_each_segment():
         for version, at in ((4, slice(1)), (5, slice(1, 3)), (6, slice(3, None)))
     )
     several = rollout(completion=replace(drawn, segments=segments))
-    assert rollout_records([several], tokens=False) == [
-        {**RECORD, "versions": [4, 5, 6], "version_tokens": [1, 2, 1]}
-    ]
+    assert recorded(several) == {**RECORD, "versions": [4, 5, 6], "version_tokens": [1, 2, 1]}
 
 
-def test_reward_functions_get_the_same_input_from_the_file(tmp_path: Path):
-    folder = RunFolder.of(make_config(tmp_path))
-    folder.rollouts.mkdir(parents=True)
-    rollouts = [rollout(), rollout(CHAT)]
-    folder.write_rollouts("step_000007", rollout_records(rollouts, tokens=False))
-    records = folder.read_rollouts("step_000007")
-    assert [recorded_input(record, tags=TAGS) for record in records] == [GIVEN, CHAT]
+def test_a_record_with_tokens():
+    drawn = rollout().completion
+    kept = rollout(completion=changed(drawn, processed_logprobs=drawn.logprobs / 2))
+    record = recorded(kept, tokens=True)
+    told = {"prompt_tokens": [2, 5], "tokens": [97, 98, 99, 1]}
+    told |= {"processed_logprobs": (drawn.logprobs / 2).tolist()}
+    assert record == {**RECORD, **told, "logprobs": drawn.logprobs.tolist()}
+    assert np.array_equal(np.float32(record["logprobs"]), drawn.logprobs)
+
+
+def test_reward_functions_get_the_same_input_from_the_file():
+    for given in (GIVEN, CHAT):
+        line = json.dumps(recorded(rollout(given)))
+        assert recorded_input(json.loads(line), tags=TAGS) == given
 
 
 def test_columns_that_are_not_json_are_written_as_json():
@@ -136,7 +113,7 @@ def test_columns_that_are_not_json_are_written_as_json():
         "image": b"1234",
         "nested": {1: (Path("a"), {2})},
     }
-    (record,) = rollout_records([rollout(replace(GIVEN, row=row))], tokens=False)
+    record = recorded(rollout(replace(GIVEN, row=row)))
     assert json.loads(json.dumps(record["row"], allow_nan=False)) == {
         "array": [[1.0, None]],
         "number": 3,

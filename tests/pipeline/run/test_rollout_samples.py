@@ -1,4 +1,4 @@
-"""Which rollouts W&B shows."""
+"""Which rollouts W&B and the report show."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.run.rollout_samples import distributions, sample_table
+from pipeline.run.rollout_samples import sample_table
 
 
 def record(name: str, reward: float | None, advantage: float, **more: Any) -> dict[str, Any]:
@@ -28,55 +28,30 @@ def record(name: str, reward: float | None, advantage: float, **more: Any) -> di
 RECORDS = [
     record("success", 1.0, 0.1),
     record("rare success", 1.0, 1.5),
-    record("failure", 0.0, -0.5),
+    record("failure", 0.0, -0.5, rewards={"other": 2.0}),
     record("rare failure", 0.0, -1.5),
     record("nearly", 0.9, 0.4),
     record("hardly", 0.1, -0.2),
     record("excluded", None, 0.0),
     record("half", 0.5, 0.2),
 ]
-PICKS = ["best", "best", "median", "median", "worst", "worst"]
 
 
 @pytest.mark.parametrize(
-    ("given", "texts", "picks"),
+    ("count", "best", "median", "worst"),
     [
-        (
-            RECORDS,
-            ["rare success", "success", "nearly", "half", "failure", "rare failure"],
-            PICKS,
-        ),
-        (RECORDS[:3], ["rare success", "success", "failure"], ["best", "best", "worst"]),
-        (RECORDS[:1], ["success"], ["best"]),
+        (8, ["rare success", "success"], ["nearly", "half"], ["failure", "rare failure"]),
+        (3, ["rare success", "success"], [], ["failure"]),
+        (1, ["success"], [], []),
     ],
 )
 def test_the_best_median_and_worst_are_shown_once(
-    given: list[dict[str, Any]], texts: list[str], picks: list[str]
+    count: int, best: list[str], median: list[str], worst: list[str]
 ):
-    columns, rows = sample_table(given, step=7)
+    columns, rows = sample_table(RECORDS[:count], step=7)
     found = [dict(zip(columns, row, strict=True)) for row in rows]
-    assert [row["text"] for row in found] == texts
-    assert [row["pick"] for row in found] == picks
-
-
-def test_a_table_has_a_column_for_each_part():
-    other = record("failure", 0.5, 0.0, rewards={"other": 2.0})
-    columns, rows = sample_table([RECORDS[1], other], step=7)
-    assert columns == [
-        *("step", "pick", "version", "prompt", "answer", "text", "stop_reason", "num_tokens"),
-        *("reward", "advantage", "logprob_mean", "reward/correct", "reward/format"),
-        "reward/other",
+    picks = {"best": best, "median": median, "worst": worst}
+    assert [(row["pick"], row["text"]) for row in found] == [
+        (pick, text) for pick, texts in picks.items() for text in texts
     ]
-    shown = ["question", "1", "rare success", "eos", 4, 1.0, 1.5, -0.2, 1.0, 0.5, None]
-    assert rows[0] == [7, "best", 3, *shown]
-    assert rows[1][-3:] == [None, None, 2.0]
-
-
-def test_histograms_are_of_the_values_that_exist():
-    found = distributions(RECORDS)
-    assert found["histogram/tokens"] == [4] * 8
-    assert len(found["histogram/reward"]) == 7
-    assert distributions([record("empty", None, 0.0, logprob_mean=None)]).keys() == {
-        "histogram/tokens",
-        "histogram/advantage",
-    }
+    assert {row["reward/correct"] for row in found if row["pick"] == "best"} == {1.0}

@@ -1,13 +1,59 @@
+"""The verdict, on records of a healthy run, and on the same with a planted problem."""
+
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipeline.run.report.findings import problems
 from pipeline.run.report.run_records import RunRecords
 from pipeline.run.report.verdict import learning, verdict
-from tests.pipeline.run.report.planted import alarm, run
+
+STEPS = 12
+Change = Callable[[int], Mapping[str, float]]
+STARTED = {"event": "started", "elapsed_s": 10.0, "used_before_s": 0.0, "seconds": {"compile": 10}}
+
+
+def metrics(step: int) -> dict[str, float]:
+    """A step of a run that learns: the reward rises from 0.3, with some noise."""
+    noise = 0.01 * (step * 7 % 5 - 2)
+    return {
+        "step": step,
+        "reward/mean": 0.3 + 0.02 * step + noise,
+        "groups/mixed": 20.0,
+        "groups/all_equal": 4.0,
+        "time/step_s": 4.0,
+        "time/sample_s": 1.0,
+        "time/reward_s": 0.1,
+        "time/learn_s": 2.9,
+        "time/elapsed_s": 10.0 + 4 * step,
+        "time/devices/decode_s": 0.9,
+        "time/devices/update_s": 2.9,
+    }
+
+
+def run(
+    *,
+    change: Change = lambda _: {},
+    journal: Sequence[Mapping[str, Any]] = (),
+    summary: Mapping[str, Any] | None = None,
+    steps: int = STEPS,
+) -> RunRecords:
+    """Records of a run: metrics of a step that differ, further entries of the journal."""
+    return RunRecords(
+        path=Path("runs/planted"),
+        config={"run": {"name": "planted"}, "rewards": {"functions": [{"name": "correct"}]}},
+        journal=[{"event": "resumed", "step": 0}, STARTED, *journal],
+        summary=summary or {},
+        metrics=[{**metrics(step), **change(step)} for step in range(1, steps + 1)],
+    )
+
+
+def alarm(rule: str, *, step: int = 10) -> dict[str, Any]:
+    """A journal entry."""
+    return {"event": "alarm", "rule": rule, "step": step, "fact": "the value is 0.99"}
 
 
 def test_a_healthy_run_has_no_problem():
@@ -21,29 +67,26 @@ def test_a_healthy_run_has_no_problem():
     assert (none.problems, none.learning.level) == ([], "note")
 
 
-SLOW = {"time/sample_s": 0.0, "time/reward_s": 3.0, "time/learn_s": 1.0}
-ENDED = {"ended": "finished", "untrained_export": "none was better"}
-PLANTED: list[tuple[RunRecords, str, str]] = [
-    (
-        run(change=lambda _: SLOW),
-        "The rewards are slow: the devices wait for them.",
-        "the run waits for rewards in 75% of the steps' time, 36.0 s in 12 steps",
-    ),
-    (
-        run(journal=[alarm("excluded", step=7)]),
-        "The value is 0.99.",
-        "alarm excluded at step 7: the value is 0.99",
-    ),
-    (run(summary=ENDED), "The export is the model before training.", "none was better"),
-    (
-        run(journal=[{"event": "evaluation_notice", "what": "the accuracy is 0%"}]),
-        "Before training all answers to a set had the same result.",
-        "the accuracy is 0%",
-    ),
-]
-
-
-@pytest.mark.parametrize(("records", "sentence", "evidence"), PLANTED)
+@pytest.mark.parametrize(
+    ("records", "sentence", "evidence"),
+    [
+        (
+            run(journal=[alarm("excluded", step=7)]),
+            "The value is 0.99.",
+            "alarm excluded at step 7: the value is 0.99",
+        ),
+        (
+            run(summary={"ended": "finished", "untrained_export": "none was better"}),
+            "The export is the model before training.",
+            "none was better",
+        ),
+        (
+            run(journal=[{"event": "evaluation_notice", "what": "the accuracy is 0%"}]),
+            "Before training all answers to a set had the same result.",
+            "the accuracy is 0%",
+        ),
+    ],
+)
 def test_a_planted_problem_is_named_and_no_other(records: RunRecords, sentence: str, evidence: str):
     found = verdict(records)
     assert [(one.sentence, one.evidence) for one in found.problems] == [(sentence, evidence)]
@@ -52,7 +95,8 @@ def test_a_planted_problem_is_named_and_no_other(records: RunRecords, sentence: 
 
 
 def test_alarms_and_faults_that_a_resume_rolled_back_are_left_out():
-    assert problems(run(journal=[alarm("excluded", step=8), {"event": "resumed", "step": 4}])) == []
+    rolled_back = run(journal=[alarm("excluded", step=8), {"event": "resumed", "step": 4}])
+    assert verdict(rolled_back).problems == []
 
 
 @pytest.mark.parametrize(("slope", "level"), [(0.02, "good"), (-0.02, "bad"), (0.0, "note")])
@@ -62,37 +106,3 @@ def test_without_evaluations_the_trend_of_the_reward_decides(slope: float, level
     assert found.level == level
     shown = found.evidence.partition(" in 100 steps")[0]
     assert float(shown.split()[2]) == pytest.approx(100 * slope, abs=0.3)
-
-
-@pytest.mark.parametrize(("metric", "steps"), [("reward", [2, 4]), ("exact_answer", [0, 2, 4])])
-def test_results_by_former_rewards_are_not_compared(metric: str, steps: list[int]):
-    changed = {"event": "rewards_changed", "after_step": 1, "changes": []}
-    same = {"event": "evaluated", "name": "validation", "accuracy": 0.5, "mean": 0.5}
-    found = [same | {"step": step, "rewards_version": step > 0} for step in (0, 2, 4)]
-    records = run(journal=[found[0], changed, *found[1:]])
-    records = replace(records, config={**records.config, "eval": {"metric": metric}})
-    assert [one["step"] for one in records.evaluations("validation")] == steps
-
-
-def test_of_equal_validations_the_best_one_has_more_reward():
-    same = {"event": "evaluated", "name": "validation", "accuracy": 0.5}
-    found = [same | {"step": step, "reward": r} for step, r in ((0, 0.5), (2, 0.7), (4, 0.6))]
-    best = run(journal=found).best_validation
-    assert best is not None
-    assert best["step"] == 2
-
-
-def test_the_best_evidence_is_the_paired_test():
-    evaluated = {
-        "before": {"metric": "exact_answer", "accuracy": 0.4, "n": 500},
-        "after": {"metric": "exact_answer", "accuracy": 0.3, "n": 500},
-        "paired_difference": -0.1,
-        "paired_ci95": [-0.15, -0.05],
-        "paired_p": 0.001,
-    }
-    found = learning(run(summary={"ended": "finished", "eval": evaluated}))
-    assert (found.level, found.sentence) == ("bad", "No: the test accuracy fell.")
-    assert (
-        found.evidence
-        == "40.0% -> 30.0%: -10.0 points [-15.0, -5.0] on 500 prompts, paired p = 1.0e-03"
-    )
