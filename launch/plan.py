@@ -68,7 +68,7 @@ def _run(argv: Sequence[str] | None) -> int:
     figures, lines = plan_report(planned)
     print_lines(lines)
     write_figures(file, figures)
-    return 0 if planned.plan.fits and figures["budget"]["enough"] else EXIT_FAILED
+    return 0 if planned.plan.fits and planned.forecast.enough else EXIT_FAILED
 
 
 def _load(command: CommandLine) -> Config:

@@ -311,7 +311,8 @@ def compares_sizes(case: PlanCase, plan: SizedPlan) -> bool:
     given_s, steps = time_given_s(plan.config), plan.config.budget.steps or 0
     run_s = steps * plan.step.total.expected if given_s is None else given_s
     programs = built_programs(plan.config, case.shape)
-    return compile_s(programs, case.shape, chip=case.topology.chip).expected <= _COMPILING * run_s
+    platform = case.topology.chip.platform
+    return compile_s(programs, case.shape, platform=platform) <= _COMPILING * run_s
 
 
 def candidates(case: PlanCase, sizes: Sizes, name: SizeName) -> list[int]:

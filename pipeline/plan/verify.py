@@ -16,7 +16,6 @@ from pipeline.data.batching import Packing
 from pipeline.plan.compiler import CompilerReport, Say, compile_programs
 from pipeline.plan.cost_model.memory import memory_beside
 from pipeline.plan.cost_model.programs import phase_programs
-from pipeline.plan.cost_model.roofline import Seconds
 from pipeline.plan.cost_model.step import StepEstimate
 from pipeline.plan.search.fitting import PlanCase, SizedPlan, plan_again
 from pipeline.plan.sizes import validated
@@ -122,18 +121,11 @@ def largest_programs(config: Config) -> dict[str, str]:
 
 
 def with_compiled_times(step: StepEstimate, programs: Checks) -> StepEstimate:
-    """The step with the times of each phase scaled to the compiler's estimate of its program.
-
-    The low end stays at most the hardware's limit; the relative high end stays.
-    """
+    """The step with the times of each phase scaled to the compiler's estimate of its program."""
     seconds = dict(step.seconds)
     for program in programs.values():
         if program.report.seconds > 0:
-            before = seconds[program.phase]
-            share = program.report.seconds / program.estimated_s
-            expected, high = share * before.expected, share * before.high
-            low = min(before.low, expected)
-            seconds[program.phase] = Seconds(low, expected, high, before.regime)
+            seconds[program.phase] *= program.report.seconds / program.estimated_s
     return replace(step, seconds=seconds)
 
 

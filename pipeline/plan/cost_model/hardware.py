@@ -1,8 +1,7 @@
 """Hardware that the planner knows: memory, speed and price of chips, and topologies.
 
-These are published limits; speeds of a TPU that `make test-accelerator` has measured on this host
-replace them in `topology_of`. Accelerators of this machine are not inspected (`configs.machine`
-does that); memory and cores of the topology `cpu` are those of this machine.
+These are published limits. Accelerators of this machine are not inspected (`configs.machine` does
+that); memory and cores of the topology `cpu` are those of this machine.
 """
 
 from __future__ import annotations
@@ -14,11 +13,7 @@ from dataclasses import dataclass, replace
 
 from configs.machine import GpuName, jax_gib
 from configs.schema import Config, Plan
-from pipeline.plan.chip_limits import load_limits
 from pipeline.plan.topology import GIB, HBM_GIB
-
-SPEEDS = ("bytes_per_s", "bf16_flops", "int8_flops")
-"""Limits of a chip that `make test-accelerator` measures."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,6 @@ class Chip:
         link_bytes_per_s: peak bandwidth of all links to other chips together.
         layer_s: least seconds of a layer in a decode step.
         chip_hour_usd: list price; None: unknown.
-        measured: when the speeds were measured on this host; None: they are the published ones.
     """
 
     name: str
@@ -47,20 +41,6 @@ class Chip:
     link_bytes_per_s: float
     layer_s: float
     chip_hour_usd: float | None = None
-    measured: str | None = None
-
-    @property
-    def published(self) -> Chip:
-        """The chip with the published speeds."""
-        if self.measured is None:
-            return self
-        known = next(one.chip for one in TOPOLOGIES.values() if one.chip.name == self.name)
-        return replace(self, measured=None, **{name: getattr(known, name) for name in SPEEDS})
-
-    @property
-    def speeds(self) -> dict[str, float | str | None]:
-        """The speeds that can be measured, and when they were."""
-        return {name: getattr(self, name) for name in (*SPEEDS, "measured")}
 
 
 @dataclass(frozen=True)
@@ -153,8 +133,7 @@ def device_count(config: Config) -> int:
 def topology_of(config: Config, name: str | None) -> Topology:
     """The topology to plan for: `name`, or else the devices of the configuration.
 
-    `plan.chip_hour_usd` replaces the list price and `plan.hbm_gib` bounds the memory. Speeds that
-    were measured on this host replace the published ones of the same kind of chip.
+    `plan.chip_hour_usd` replaces the list price and `plan.hbm_gib` bounds the memory.
 
     Raises:
         ValueError: if there is no such topology, if its platform differs from the configuration's,
@@ -180,9 +159,6 @@ def topology_of(config: Config, name: str | None) -> Topology:
             f"command line: --topology {name}: plan.platform is {plan.platform!r}, not "
             f"{chip.platform!r}; nearest valid: {nearest}, or --plan.platform {chip.platform}"
         )
-    limits = load_limits(chip.name) if chip.platform == "tpu" else None
-    if limits is not None:
-        chip = replace(chip, **vars(limits))
     if plan.chip_hour_usd is not None:
         chip = replace(chip, chip_hour_usd=plan.chip_hour_usd)
     if plan.hbm_gib is not None:
@@ -196,11 +172,6 @@ def has_own_topology(config: Config, topology: Topology) -> bool:
         return True
     own = TOPOLOGIES[_nearest(config.plan, device_count(config))]
     return own.chips == topology.chips
-
-
-def chip_speeds(config: Config) -> dict[str, float | str | None] | None:
-    """The speeds of a TPU chip that plans of the run use; None: it has other devices."""
-    return topology_of(config, None).chip.speeds if config.plan.platform == "tpu" else None
 
 
 def _named(name: str) -> Topology:

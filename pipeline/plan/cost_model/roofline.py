@@ -1,10 +1,9 @@
-"""Roofline model of program times; each result has a range.
+"""Roofline model of program times.
 
-The low end is the roofline (https://doi.org/10.1145/1498765.1498785): operations or bytes per
-second of the chip, as published or as measured on this host, whichever takes longer. The expected
-time uses shares of these limits, and seconds of work outside of the matrix unit, fitted to compiled
-programs of Gemma 3 for a v5e by the compiler's estimate and schedule (`launch.plan --verify`). The
-shares were not measured on a TPU.
+The least time is the roofline (https://doi.org/10.1145/1498765.1498785): operations or bytes by the
+chip's limits, whichever takes longer. The expected time uses shares of these limits, and seconds of
+work outside of the matrix unit, fitted to compiled programs of Gemma 3 for a v5e by the compiler's
+estimate and schedule (`launch.plan --verify`). The shares were not measured on a TPU.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ _WEIGHT_BYTES, _CACHE_BYTES, _SLOW_CACHE_BYTES = 0.9, 0.95, 0.72
 _FAST_ROWS = 128
 """Rows whose caches are read at the first share of the bandwidth; further rows use the second,
 lower one, as in the compiler's estimates."""
-_SPREAD = {"tpu": 1.6, "gpu": 3.0, "cpu": 3.0}
-"""The high end as a multiple of the expected time."""
 _DEQUANTIZE = 5.3
 """Bytes moved per byte of a matrix that is dequantized from 8 or 4 bits before each product."""
 _TRUNCATION_BYTES = 200.0
@@ -58,41 +55,36 @@ _HEAD_PASSES = 2.0
 
 @dataclass(frozen=True)
 class Seconds:
-    """A time with its range.
+    """An estimated time.
 
     Attributes:
         low: lower bound by the hardware's limits.
         expected: value that plans are compared by.
-        high: pessimistic value.
         regime: resource that takes most of the time.
     """
 
     low: float
     expected: float
-    high: float
     regime: Regime
 
     def __add__(self, other: Seconds) -> Seconds:
         """The time of both, one after the other."""
         regime = self.regime if self.expected >= other.expected else other.regime
-        low, expected = self.low + other.low, self.expected + other.expected
-        return Seconds(low, expected, self.high + other.high, regime)
+        return Seconds(self.low + other.low, self.expected + other.expected, regime)
 
     def longer(self, other: Seconds) -> Seconds:
         """The time of both, at the same time."""
         regime = self.regime if self.expected >= other.expected else other.regime
-        low, expected = max(self.low, other.low), max(self.expected, other.expected)
-        return Seconds(low, expected, max(self.high, other.high), regime)
+        return Seconds(max(self.low, other.low), max(self.expected, other.expected), regime)
 
     def __mul__(self, times: float) -> Seconds:
         """The time of `times` repetitions."""
-        return Seconds(self.low * times, self.expected * times, self.high * times, self.regime)
+        return Seconds(self.low * times, self.expected * times, self.regime)
 
 
-def fixed_time(seconds: float, *, chip: Chip) -> Seconds:
-    """A time that does not depend on the model, with the same relative high end."""
-    spread = _SPREAD[chip.platform]
-    return Seconds(seconds / spread, seconds, seconds * spread, "latency")
+def fixed_time(seconds: float) -> Seconds:
+    """A time that does not depend on the model."""
+    return Seconds(seconds, seconds, "latency")
 
 
 @dataclass(frozen=True)
@@ -131,7 +123,7 @@ class _Load:
         total = sum(busy) if self.cache_bytes else max(busy)
         expected = max(low, total + parts["links"] + parts["latency"])
         regime: Regime = max(parts, key=lambda name: parts[name])
-        return Seconds(low, expected, _SPREAD[chip.platform] * expected, regime)
+        return Seconds(low, expected, regime)
 
     def _caches_s(self, chip: Chip) -> float:
         """Seconds of reading the caches."""

@@ -1,9 +1,8 @@
 """Estimated time of a training step: the roofline times of its phases at the expected lengths.
 
 The configuration has sizes. With a cut-off it is a step after many others, which continues their
-partial rollouts. The number of groups without signal is unknown before a run, so the expected time
-has no further dynamic-sampling rounds, and the high end of sampling includes the most prompts that
-a step may use.
+partial rollouts. The number of groups without signal is unknown before a run, so a step has no
+further dynamic-sampling rounds.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipeline.data.batching import Packing
-from pipeline.plan.cost_model.hardware import Chip
 from pipeline.plan.cost_model.roofline import RooflineModel, Seconds, fixed_time
 from pipeline.plan.cost_model.workload import (
     SamplerWork,
@@ -77,7 +75,7 @@ class StepEstimate:
 
 def estimate_step(model: RooflineModel, lengths: Lengths) -> StepEstimate:
     """Estimates a GRPO step at the expected lengths; the model's configuration has sizes."""
-    config, chip, rollout = model.config, model.chip, model.config.rollout
+    config, rollout = model.config, model.config.rollout
     work = training_work(config, lengths)
     size = round(work.mean.trained * rollout.size)
     tokens = work.mean.trained_tokens * rollout.size
@@ -86,16 +84,8 @@ def estimate_step(model: RooflineModel, lengths: Lengths) -> StepEstimate:
         **sampling_seconds(model, work),
         **estimate_learning(model, trained, sequences=size),
         "sync": sync_s(model),
-        "rewards": rewards_s(size, chip=chip),
+        "rewards": fixed_time(_REWARD_FLOOR_S + _REWARD_S * size),
     }
-    if rollout.max_prompts_per_step is not None:
-        # All further prompts count as one round.
-        more = rollout.max_prompts_per_step - rollout.prompts_per_step
-        further = estimate_sampling(model, lengths, prompts=more, samples=rollout.group_size)
-        further["rewards"] = rewards_s(more * rollout.group_size, chip=chip)
-        for phase, time in further.items():
-            # It may follow but is not expected: only the high end grows.
-            seconds[phase] = replace(seconds[phase], high=seconds[phase].high + time.high)
     positions = sum(packed_positions(config, trained, sequences=size))
     return StepEstimate(
         seconds=seconds,
@@ -104,7 +94,7 @@ def estimate_step(model: RooflineModel, lengths: Lengths) -> StepEstimate:
         padding=1 - size * Packing.expected(config, trained).tokens / positions,
         slots_useful=work.slots_useful(config),
         # Virtual CPU devices share the same cores.
-        ahead=rollout.ahead != "off" and chip.platform != "cpu",
+        ahead=rollout.ahead != "off" and model.chip.platform != "cpu",
     )
 
 
@@ -118,7 +108,7 @@ def estimate_sampling(
 
 def sampling_seconds(model: RooflineModel, work: SamplerWork) -> dict[str, Seconds]:
     """Time of the phases `prefill` and `decode` for a sampler's work."""
-    prefill = decode = fixed_time(0.0, chip=model.chip)
+    prefill = decode = fixed_time(0.0)
     for slots, number in work.mean.segments.items():
         decode += model.segment(slots) * number
     for bucket, number in work.prefills.items():
@@ -133,7 +123,7 @@ def estimate_learning(
     config, settings = model.config, model.config.learner
     batches = packed_positions(config, lengths, sequences=sequences)
     shards = config.plan.learner_shards
-    score = update = fixed_time(0.0, chip=model.chip)
+    score = update = fixed_time(0.0)
     passes = int(settings.kl_coef > 0) + int(settings.teacher is not None)
     packing = Packing.expected(config, lengths)
     for positions, number in Counter(batches).items():
@@ -145,20 +135,15 @@ def estimate_learning(
     return {"score": score, "update": update}
 
 
-def sft_step_s(model: RooflineModel) -> Seconds:
-    """Time of a step of the SFT phase."""
+def sft_step_s(model: RooflineModel) -> float:
+    """Seconds of a step of the SFT phase."""
     config = model.config
     row, rows = config.row_tokens, config.micro_batch_rows
     number = math.ceil(config.sft.sequences_per_step / rows)
     per_shard = rows * row // config.plan.learner_shards
     longest = float(config.rollout.max_tokens)
     full = Packing(positions=longest, tokens=longest, learned=1.0, sequence=longest)
-    return model.gradient(per_shard, full) * number + model.apply()
-
-
-def rewards_s(rollouts: int, *, chip: Chip) -> Seconds:
-    """Time of rewards, text and records of some rollouts."""
-    return fixed_time(_REWARD_FLOOR_S + _REWARD_S * rollouts, chip=chip)
+    return (model.gradient(per_shard, full) * number + model.apply()).expected
 
 
 def sync_s(model: RooflineModel) -> Seconds:
@@ -167,4 +152,4 @@ def sync_s(model: RooflineModel) -> Seconds:
     if plan.placement == "split":
         adapter = 4 * model.shape.adapter_parameters(model.config.lora)
         seconds += (1 + plan.num_samplers) * adapter / _HOST_BYTES_PER_S
-    return fixed_time(seconds, chip=model.chip)
+    return fixed_time(seconds)
