@@ -28,6 +28,8 @@ _HOST = TPU_LEASES[-1]
 HEAD_TOKENS, HEAD_VOCAB = 2048, 8192
 """Positions and entries of the vocabulary per device whose logits exist at the same time. The top k
 and sampling without truncation have blocks of their own."""
+LAYER_TOKENS = 2048
+"""Positions per device that a layer computes at a time in the gradient; at least one row."""
 
 
 class Plan(Table):
@@ -180,12 +182,6 @@ class Plan(Table):
         description="rematerialization: what the backward pass recomputes. none: nothing; dots: "
         "everything but matrix products; full: each layer; offload: each layer, with the layer's "
         "input stored in host memory",
-        json_schema_extra=OF_LEARNER,
-    )
-    layer_tokens: int = Field(
-        2048,
-        ge=1,
-        description="tokens per device that a layer computes at a time in the gradient",
         json_schema_extra=OF_LEARNER,
     )
     attention: Literal["blocked", "splash"] | None = Field(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 
-from configs.plan import HEAD_TOKENS, HEAD_VOCAB
+from configs.plan import HEAD_TOKENS, HEAD_VOCAB, LAYER_TOKENS
 from configs.schema import Config
 from pipeline.data.models.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.plan.program_names import SAMPLER, Devices, devices_of, split_name
@@ -362,9 +362,9 @@ def _local_rows(arrays: ProcessArrays, rows: int) -> int:
 
 
 def _rows_together(arrays: ProcessArrays, rows: int) -> int:
-    """Rows that a layer of the gradient program processes together (`plan.layer_tokens`)."""
+    """Rows that a layer of the gradient program processes together."""
     local = _local_rows(arrays, rows)
-    most = max(1, arrays.config.plan.layer_tokens // arrays.config.row_tokens)
+    most = max(1, LAYER_TOKENS // arrays.config.row_tokens)
     return max(size for size in range(1, local + 1) if local % size == 0 and size <= most)
 
 

@@ -143,11 +143,6 @@ def test_a_separate_sampler_has_no_learner_memory():
         ("gradient 32", {"plan__remat": "dots"}, {"plan__remat": "none"}),
         ("gradient 8", {"lora__rank": 8}, {}),
         ("gradient 8", {"learner__kl": "k3"}, {}),
-        (
-            "gradient 32",
-            {"plan__micro_batch_tokens": 65_536},
-            {"plan__layer_tokens": 8192, "plan__micro_batch_tokens": 65_536},
-        ),
     ],
 )
 def test_settings_change_memory_as_documented(program, less, more):
