@@ -48,31 +48,12 @@ class Threshold:
         return value > self.value if self.bound == "above" else value < self.value
 
 
-THRESHOLDS = {
-    "excluded": Threshold("above", 0.5, 1),
-    "all_equal": Threshold("above", 0.95),
-    "always_failing": Threshold("above", 0.99, 3),
-    "always_none": Threshold("above", 0.99, 3),
-    "variance_gone": Threshold("below", 0.1),
-    "dominating": Threshold("above", 0.999),
-    "validation_falls": Threshold("above", 1.0, 1, "validations"),
-    "well_formed_falls": Threshold("below", 0.5, 1),
-    "correct_falls": Threshold("below", 0.5, 1),
-    "rising_while_validation_falls": Threshold("above", 1.5),
-    "length_correlation": Threshold("above", 0.9),
-    "entropy_falls": Threshold("below", 0.5, 1),
-    "entropy_collapse": Threshold("below", 0.05),
-    "length_explosion": Threshold("above", 3.0),
-    "truncation": Threshold("above", 0.25),
-    "gradient_spike": Threshold("above", 10.0, 1),
-    "kl": Threshold("above", 0.5),
-    "throughput_down": Threshold("below", 0.5, 5),
-}
-"""By rule; that of `disagreement` depends on the number format, see `configs/mismatch.py`."""
-
-
-def _rule(name: str, what: str, action: Action = "log") -> Any:
-    return Field(action, description=f"{what}, {THRESHOLDS[name]}")
+def _rule(threshold: Threshold, what: str, action: Action = "log") -> Any:
+    return Field(
+        action,
+        description=f"{what}, {threshold}",
+        json_schema_extra={"threshold": vars(threshold)},
+    )
 
 
 _FALL = (
@@ -87,59 +68,68 @@ class Alarms(Table):
 
     model_config = ConfigDict(json_schema_extra=FREE)
 
-    excluded: Action = _rule("excluded", "share of a step's rollouts without a reward", "stop")
-    all_equal: Action = _rule("all_equal", "share of the groups with rewards that are all equal")
+    excluded: Action = _rule(
+        Threshold("above", 0.5, 1), "share of a step's rollouts without a reward", "stop"
+    )
+    all_equal: Action = _rule(
+        Threshold("above", 0.95), "share of the groups with rewards that are all equal"
+    )
     always_failing: Action = _rule(
-        "always_failing", "share of the rollouts for which a part of the reward failed"
+        Threshold("above", 0.99, 3), "share of the rollouts for which a part of the reward failed"
     )
     always_none: Action = _rule(
-        "always_none", "share of the rollouts for which a part of the reward returned None"
+        Threshold("above", 0.99, 3),
+        "share of the rollouts for which a part of the reward returned None",
     )
     variance_gone: Action = _rule(
-        "variance_gone", f"mean standard deviation of the rewards within groups, {_SINCE}"
+        Threshold("below", 0.1), f"mean standard deviation of the rewards within groups, {_SINCE}"
     )
     dominating: Action = _rule(
-        "dominating",
+        Threshold("above", 0.999),
         "share of one part in the variance of the weighted parts within groups, in groups in which "
         "at least two parts differ",
     )
     validation_falls: Action = _rule(
-        "validation_falls",
+        Threshold("above", 1.0, 1, "validations"),
         "how far a validation is below that before training (after SFT, if there is an SFT phase), "
         "in half-widths of the 95% interval of the latter",
     )
     well_formed_falls: Action = _rule(
-        "well_formed_falls", f"share of the rollouts that are well formed, {_FALL}"
+        Threshold("below", 0.5, 1), f"share of the rollouts that are well formed, {_FALL}"
     )
     correct_falls: Action = _rule(
-        "correct_falls", f"share of the rollouts with the right answer, {_FALL}"
+        Threshold("below", 0.5, 1), f"share of the rollouts with the right answer, {_FALL}"
     )
     rising_while_validation_falls: Action = _rule(
-        "rising_while_validation_falls",
+        Threshold("above", 1.5),
         "how far the last validation is below the best one, in half-widths of the best one's 95% "
         "interval, while the mean of a part of the reward has risen since",
     )
     length_correlation: Action = _rule(
-        "length_correlation",
+        Threshold("above", 0.9),
         "absolute correlation of the weighted reward and the completion's tokens",
     )
     entropy_falls: Action = _rule(
-        "entropy_falls",
+        Threshold("below", 0.5, 1),
         "entropy of the policy, by the sampled tokens, relative to the step before; a fall within "
         f"{NOISE:g} half-widths of its 95% interval counts as none",
     )
     entropy_collapse: Action = _rule(
-        "entropy_collapse", f"entropy of the policy, by the sampled tokens, {_SINCE}"
+        Threshold("below", 0.05), f"entropy of the policy, by the sampled tokens, {_SINCE}"
     )
-    length_explosion: Action = _rule("length_explosion", f"mean tokens of a completion, {_SINCE}")
+    length_explosion: Action = _rule(
+        Threshold("above", 3.0), f"mean tokens of a completion, {_SINCE}"
+    )
     truncation: Action = _rule(
-        "truncation", "share of the rollouts that end at rollout.max_new_tokens"
+        Threshold("above", 0.25), "share of the rollouts that end at rollout.max_new_tokens"
     )
     gradient_spike: Action = _rule(
-        "gradient_spike",
+        Threshold("above", 10.0, 1),
         "norm of the gradient, before clipping, relative to the median of all earlier steps",
     )
-    kl: Action = _rule("kl", "KL(policy || reference), mean over learned tokens, in nats")
+    kl: Action = _rule(
+        Threshold("above", 0.5), "KL(policy || reference), mean over learned tokens, in nats"
+    )
     disagreement: Action = Field(
         "log",
         description="99.9th percentile of |log-prob of the sampler - log-prob of the learner|, "
@@ -148,6 +138,14 @@ class Alarms(Table):
     )
     # Times, which a resumed run does not repeat, decide on nothing.
     throughput_down: Literal["off", "log"] = _rule(
-        "throughput_down",
+        Threshold("below", 0.5, 5),
         "tokens generated per second of the steps, relative to the median of all earlier steps",
     )
+
+
+THRESHOLDS = {
+    name: Threshold(**field.json_schema_extra["threshold"])
+    for name, field in Alarms.model_fields.items()
+    if isinstance(field.json_schema_extra, dict)
+}
+"""By rule; that of `disagreement` depends on the number format, see `configs/mismatch.py`."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
 from configs.toml_text import PASSWORD
@@ -40,9 +40,6 @@ _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\S+)?")
 # No more digits than a date can hold.
 _DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,7})h)?(?:(\d{1,9})m)?(?:(\d{1,10})s)?", re.ASCII)
 _DURATION_UNITS_S = (86_400, 3_600, 60, 1)
-
-_NO_STORES = {"memory", "http", "https", "data", "zip", "tar"}
-"""Protocols of fsspec that end with the process, or that cannot be written."""
 
 OnResume = Literal["alters", "free", "hardware", "accepted", "rewards"]
 ALTERS: JsonDict = {"on_resume": "alters"}
@@ -110,14 +107,6 @@ class Table(BaseModel):
         """
         for key in self.changed(*keys):
             yield f"{table}.{key}" if table else key, f"has no effect {why}; remove it"
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_huge(cls, value: object) -> object:
-        # TOML has integers of 64 bits; Python's parser takes any.
-        if isinstance(value, int) and value.bit_length() > 63:
-            raise ValueError("an integer of more than 64 bits")
-        return value
 
 
 FreeTable = dict[str, Any]
@@ -278,8 +267,6 @@ def mirror_problem(url: str) -> str | None:
             "contains a user's key or password; set it in the environment, as the library of "
             f"{scheme}:// documents, and remove it from the URL"
         )
-    if scheme in _NO_STORES:
-        return f"{scheme}:// cannot keep a run; use s3://, gs://, hf://buckets/ or a folder"
     if scheme == "hf" and not rest.startswith("buckets/"):
         return "hf:// needs a bucket, hf://buckets/USER/NAME: in a repository each file is a commit"
     return None

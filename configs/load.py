@@ -182,17 +182,12 @@ def presets() -> list[str]:
 
 def presets_hint() -> str:
     """Where the presets are and their names, for the end of a message."""
-    names = presets()
-    if Path.cwd() == _PRESETS.parent:
-        return f"presets: {', '.join(names)}"
-    return f"presets in {_PRESETS}: {', '.join(Path(name).name for name in names)}"
+    return f"presets in {_PRESETS}: {', '.join(Path(name).name for name in presets())}"
 
 
 def _read(path: Path) -> dict[str, Any]:
     if path.is_dir():
         return _read_run(path)
-    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-        raise ConfigError(f"{path}: not a file; {presets_hint()}")
     try:
         text = path.read_text(encoding="utf-8-sig")
         return dict(long_form(tomllib.loads(text), path.absolute().parent))

@@ -53,15 +53,12 @@ class Sizes:
 
 
 def sized(config: Config, sizes: Sizes) -> Config:
-    """The configuration with these sizes; keeps the `slot_buckets` that are smaller than `slots`.
+    """The configuration with these sizes.
 
     Raises:
         ConfigError: if a size does not suit the other settings.
     """
-    plan, update = config.plan, dict[str, object](asdict(sizes))
-    if plan.slot_buckets is not None:
-        update["slot_buckets"] = tuple(size for size in plan.slot_buckets if size < sizes.slots)
-    return validated(with_plan(config, update))
+    return validated(with_plan(config, asdict(sizes)))
 
 
 def with_plan(config: Config, update: Mapping[str, object]) -> Config:

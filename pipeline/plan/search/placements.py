@@ -56,7 +56,7 @@ def with_placement(config: Config, placement: Mapping[str, Any]) -> Config:
     """
     own = config.plan
     settings = dict.fromkeys(("samplers", "sampler_devices", "sampler_tp")) | dict(placement)
-    placed = with_plan(config, {**settings, "slot_buckets": None})
+    placed = with_plan(config, settings)
     plan = placed.plan
     samplers, learners = own.devices_per_sampler, own.learner_devices
     slots, tokens = own.slots, own.micro_batch_tokens

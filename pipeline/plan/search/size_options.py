@@ -6,7 +6,7 @@ Slots beyond the rollouts of a step, and rows beyond those that a step fills, ar
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,12 +61,10 @@ def slot_options(
     found = []
     for slots_per_shard in sizes:
         for segment, prefill in _segments_and_prefills(config, free=free):
-            slots = slots_per_shard * plan.sampler_shards
             update = {
-                "slots": slots,
+                "slots": slots_per_shard * plan.sampler_shards,
                 "segment_steps": segment,
                 "prefill_tokens": prefill,
-                "slot_buckets": _below(slots, plan.slot_buckets),
             }
             tried = with_plan(config, update)
             sampling = sampling_seconds(replace(model, config=tried), training_work(tried, lengths))
@@ -74,10 +72,6 @@ def slot_options(
             changed = (segment != plan.segment_steps) + (prefill != plan.prefill_tokens)
             found.append(SizeOption(update, seconds, changed, slots_per_shard))
     return sorted(found, key=lambda option: -option.size)
-
-
-def _below(slots: int, buckets: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if buckets is None else tuple(size for size in buckets if size < slots)
 
 
 def max_useful_slots(config: Config) -> int:

@@ -28,11 +28,7 @@ from pipeline.plan.search.placements import IMPORTANCE_CAP
 Settings = Mapping[str, Any]
 """Values by dotted key; None removes the setting."""
 
-_FREE_SIZES = {
-    "plan.slots": None,
-    "plan.micro_batch_tokens": None,
-    "plan.slot_buckets": None,
-}
+_FREE_SIZES = {"plan.slots": None, "plan.micro_batch_tokens": None}
 """Without these settings a run plans its sizes itself."""
 _CAPPED = {"learner.importance_cap": IMPORTANCE_CAP}
 _NO_TOP_K = {"learner.kl_top_k": 64}
