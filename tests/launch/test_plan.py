@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from configs.machine import Machine
-from launch import plan, train
+from launch import plan
 from tests.pipeline.plan.presets import KNOWN
 
 PROJECT = Path(__file__).parents[2]
@@ -104,9 +104,3 @@ def test_what_does_not_fit_exits_with_1(capsys: pytest.CaptureFixture[str]) -> N
     assert "budget not estimated: the plan does not fit" in out
     out, _ = shown(capsys, ONE_B, "--budget.time", "3m", status=1)
     assert "TOO SMALL" in out
-
-
-def test_a_process_on_several_hosts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    many = ["--plan.learner_devices=16", "--plan.placement=colocated"]
-    assert train.main([ONE_B, *many, "--dry-run"]) == 2
-    assert "must be 1, 4 or 8 TPU chips of a host; nearest valid: 8" in capsys.readouterr().err

@@ -177,21 +177,12 @@ def has_own_topology(config: Config, topology: Topology) -> bool:
 def _named(name: str) -> Topology:
     if name in TOPOLOGIES:
         return TOPOLOGIES[name]
-    close = _closest(name)
+    (close,) = difflib.get_close_matches(name, TOPOLOGIES, n=1, cutoff=0.0)
     kinds = f"cpu, v5e-1 to v5e-256, {', '.join(_GPUS)} (and h100x8)"
     raise ValueError(
         f"command line: --topology {name}: unknown; known topologies: {kinds}; nearest "
         f"valid: {close}"
     )
-
-
-def _closest(name: str) -> str:
-    """The topology of the same family with the closest number, else the most similar name."""
-    family, _, number = name.partition("-")
-    alike = [known for known in TOPOLOGIES if re.fullmatch(rf"{re.escape(family)}-\d+", known)]
-    if alike and number.isdecimal():
-        return min(alike, key=lambda known: abs(int(known.partition("-")[2]) - int(number)))
-    return difflib.get_close_matches(name, TOPOLOGIES, n=1, cutoff=0.0)[0]
 
 
 def _nearest(plan: Plan, count: int) -> str:

@@ -358,16 +358,9 @@ def _no_placement(case: PlanCase, refused: Sequence[ConfigError]) -> str:
     topology, ahead = case.topology, case.config.rollout.ahead
     if refused:
         return f"{topology.name}: no placement on it suits the configuration: {refused[0]}"
-    if case.config.plan.searches_placement:
-        return (
-            f'{topology.name}: rollout.ahead = "{ahead}" needs samplers with chips of their own, '
-            f'and it has {topology.chips}; nearest valid: rollout.ahead = "off"'
-        )
     return (
-        f'{topology.name}: rollout.ahead = "{ahead}" needs plan.placement = "split", and '
-        f"{topology.chips} chip(s) of {topology.hosts} host(s) allow none but the "
-        f"configuration's own, which takes {device_count(case.config)}; nearest valid: "
-        'rollout.ahead = "off"'
+        f'{topology.name}: rollout.ahead = "{ahead}" needs samplers with chips of their own, and '
+        f'none fit beside a learner on its {topology.chips}; nearest valid: rollout.ahead = "off"'
     )
 
 

@@ -69,7 +69,6 @@ KEYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gradient 8": (
         {
             "plan__remat": "dots",
-            "plan__layer_tokens": 4096,
             "learner__kl_top_k": 32,
             "learner__importance_cap": 2.0,
             "plan__tp": 2,
@@ -78,7 +77,7 @@ KEYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"plan__slots": 256, "plan__kv_cache": "int8", "plan__micro_batch_tokens": 32_768},
     ),
     "apply": (
-        {"lora__rank": 16, "learner__weight_decay": 0.1, "learner__adam_b1": 0.8},
+        {"lora__rank": 16, "learner__weight_decay": 0.1},
         {"plan__slots": 256, "learner__schedule": "constant"},
     ),
 }

@@ -90,9 +90,7 @@ def test_compiled_figures_replace_the_estimates(monkeypatch: pytest.MonkeyPatch)
     compiler.speed = {"decode": 2.0, "update": 0.1}
     before, after = plan.step.seconds, verified(compiler, plan, monkeypatch).plan.step.seconds
     assert after["decode"].expected == pytest.approx(2 * before["decode"].expected)
-    assert after["decode"].low == before["decode"].low
     assert after["update"].expected == pytest.approx(0.1 * before["update"].expected)
-    assert after["update"].low == after["update"].expected
     assert after["score"] == before["score"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from pipeline.data.batching import Packing
 from pipeline.data.models.find_shape import shape_of
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
-from pipeline.plan.cost_model.roofline import RooflineModel, Seconds, fixed_time
+from pipeline.plan.cost_model.roofline import RooflineModel, Seconds
 from tests.pipeline.plan.presets import preset
 
 V5E = TOPOLOGIES["v5e-8"].chip
@@ -34,7 +34,7 @@ def model_of(model: str, settings: dict[str, str]) -> RooflineModel:
     return RooflineModel(config, shape_of(config), V5E)
 
 
-def test_the_low_end_is_the_bytes_or_the_arithmetic() -> None:
+def test_the_least_time_is_that_of_the_bytes_or_the_arithmetic() -> None:
     one = pace()
     shape, adapter = one.shape, one.shape.adapter_parameters(one.config.lora)
     # 22 local layers hold 512 positions, 4 hold 1,312, all 32 more in a segment: 1,024 bytes each.
@@ -75,7 +75,6 @@ COMPILED: list[tuple[str, dict[str, str], Callable[[RooflineModel], Seconds], fl
     # model, settings, program, milliseconds, relative error
     ("gemma3_1b", LONG, decode(8), 3.76, 0.13),
     ("gemma3_1b", LONG, decode(64), 5.66, 0.13),
-    ("gemma3_1b", LONG, decode(256), 13.9, 0.13),
     ("gemma3_1b", LONG, decode(512), 29.3, 0.13),
     ("gemma3_1b", LONG | {"plan.kv_cache": "int8"}, decode(512), 21.5, 0.2),
     ("gemma3_1b", LONG | CAPPED | {"plan.rollout_weights": "merged"}, decode(64), 5.06, 0.2),
@@ -109,16 +108,14 @@ def test_estimates_are_near_the_compiled_programs(
 ) -> None:
     found = timed(model_of(model, settings))
     assert 1e3 * found.expected == pytest.approx(ms, rel=within)
-    assert 1e3 * found.low < ms < 1e3 * found.high
+    assert 1e3 * found.low < ms
 
 
-def test_programs_are_timed_by_their_name() -> None:
+def test_a_segment_is_its_decode_steps_and_a_flush() -> None:
     one = pace(slots="256")
-    # 8 devices: 32 slots and a row of 2,048 on each; a prefill holds 16 prompts of 256.
+    # 8 devices: 32 slots on each.
     segment = one.decode_step(32) * 32 + one.flush(32)
-    assert one.program("segment 256", MEAN) == one.segment(32) == segment
-    assert one.program("prefill 256", MEAN) == one.prefill(4096, seq=256)
-    assert one.program("gradient 8", MEAN) == one.gradient(2048, MEAN)
+    assert one.program("segment 256", MEAN) == segment
 
 
 def test_sharded_weights_cost_link_time() -> None:
@@ -129,11 +126,9 @@ def test_sharded_weights_cost_link_time() -> None:
     assert split.expected < whole.expected < gathered.expected
 
 
-def test_ranges_add_up() -> None:
-    total = Seconds(1, 2, 4, "compute") + Seconds(0.5, 3, 5, "bandwidth") * 2
-    assert total == Seconds(2.0, 8, 14, "bandwidth")
-    some = fixed_time(1.6, chip=V5E)
-    assert (some.low, some.expected, some.high) == pytest.approx((1.0, 1.6, 2.56))
+def test_times_add_up() -> None:
+    total = Seconds(1, 2, "compute") + Seconds(0.5, 3, "bandwidth") * 2
+    assert total == Seconds(2.0, 8, "bandwidth")
 
 
 def test_embeddings_in_host_memory_take_longer_on_one_chip_and_no_links_on_several() -> None:
