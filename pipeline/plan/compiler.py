@@ -74,7 +74,6 @@ class CompilerReport:
         modelled_s: the part of them that the compiler has no estimate of.
         parts: seconds of each part of the model, the longest first: `seconds`, `modelled_s`, and
             `traffic_s` of its memory traffic at the peak bandwidth.
-        cached: whether the report is from the cache.
     """
 
     fits: bool
@@ -83,7 +82,6 @@ class CompilerReport:
     seconds: float = 0.0
     modelled_s: float = 0.0
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    cached: bool = False
 
 
 def compile_programs(
@@ -205,7 +203,7 @@ def _text(report: CompilerReport) -> str:
 def _load(about: Mapping[str, Any]) -> CompilerReport | None:
     """The cached report of a key, if there is one."""
     content = read_cached_json(_file(about))
-    return None if content is None else CompilerReport(**content["figures"] | {"cached": True})
+    return None if content is None else CompilerReport(**content["figures"])
 
 
 def _save(about: Mapping[str, Any], report: CompilerReport) -> None:

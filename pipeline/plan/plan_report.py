@@ -231,8 +231,6 @@ def _verified(found: Planned) -> Figures:
     return {
         "by_compiler": True,
         **_COMPILER,
-        "compilations": verified.compilations,
-        "compile_s": verified.compile_s,
         "programs": {
             name: {
                 "phase": one.phase,

@@ -53,15 +53,11 @@ class Verified:
         plan: the plan, with the compiler's times in its step.
         programs: its largest programs.
         searched: log of plans that did not fit.
-        compilations: number of programs compiled now.
-        compile_s: seconds of these compilations.
     """
 
     plan: SizedPlan
     programs: Checks
     searched: tuple[str, ...]
-    compilations: int
-    compile_s: float
 
 
 def verify(case: PlanCase, plan: SizedPlan, *, say: Say) -> Verified:
@@ -78,16 +74,8 @@ def verify(case: PlanCase, plan: SizedPlan, *, say: Say) -> Verified:
         NoCompiler: if this machine has none.
     """
     assert case.topology.has_compiler, case.topology
-    compiled: list[CompilerReport] = []
     searched: list[str] = []
-
-    def check(plan: SizedPlan) -> Checks:
-        """The plan's largest programs."""
-        programs = _check(case, plan.config, say=say)
-        compiled.extend(one.report for one in programs.values() if not one.report.cached)
-        return programs
-
-    programs = check(plan)
+    programs = _check(case, plan.config, say=say)
     is_given = plan.configured and not case.config.plan.planned_sizes
     while not _all_fit(programs) and not is_given:
         searched += [
@@ -101,14 +89,12 @@ def verify(case: PlanCase, plan: SizedPlan, *, say: Say) -> Verified:
             searched.append("no smaller sizes are expected to fit")
             break
         plan = replace(smaller, config=validated(smaller.config))
-        programs = check(plan)
+        programs = _check(case, plan.config, say=say)
     step = with_compiled_times(plan.step, programs)
     return Verified(
         replace(plan, step=step, fits=_all_fit(programs)),
         programs,
         tuple(searched),
-        len(compiled),
-        sum(report.compile_s for report in compiled),
     )
 
 

@@ -25,7 +25,6 @@ class Chip:
         platform: a `plan.platform`.
         hbm_gib: memory that programs may use.
         bf16_flops: peak operations per second in bfloat16; on a CPU in float32.
-        int8_flops: peak operations per second in 8 bits.
         bytes_per_s: peak memory bandwidth.
         link_bytes_per_s: peak bandwidth of all links to other chips together.
         layer_s: least seconds of a layer in a decode step.
@@ -36,7 +35,6 @@ class Chip:
     platform: str
     hbm_gib: float
     bf16_flops: float
-    int8_flops: float
     bytes_per_s: float
     link_bytes_per_s: float
     layer_s: float
@@ -69,24 +67,18 @@ class Topology:
 
 # HBM: 16 GB less the runtime's share; https://cloud.google.com/tpu/docs/v5e. The price is the
 # on-demand list price of us-central1 in 2025.
-_V5E = Chip("TPU v5e", "tpu", HBM_GIB, 197e12, 393e12, 819e9, 200e9, 10e-6, 1.20)
+_V5E = Chip("TPU v5e", "tpu", HBM_GIB, 197e12, 819e9, 200e9, 10e-6, 1.20)
 # By memory, and then by speed. https://www.nvidia.com/en-us/data-center/l4, a100, h100 and h200
 # (SXM), and "NVIDIA Ada GPU Architecture", appendix A. Of products of sparse matrices, which they
 # give, dense ones are half; sums are in float32. A link is one direction of NVLink or PCIe. The
 # memory is what JAX takes of what the driver reports, in MiB.
 _GPUS: dict[GpuName, Chip] = {
-    "l4": Chip("NVIDIA L4", "gpu", jax_gib(23034), 121e12, 242e12, 300e9, 32e9, 20e-6),
-    "rtx-4090": Chip(
-        *("NVIDIA RTX 4090", "gpu", jax_gib(24564)), 165.2e12, 660.6e12, 1008e9, 32e9, 20e-6
-    ),
-    "a100-40": Chip(
-        *("NVIDIA A100 40 GB", "gpu", jax_gib(40960)), 312e12, 624e12, 1555e9, 300e9, 20e-6
-    ),
-    "a100-80": Chip(
-        *("NVIDIA A100 80 GB", "gpu", jax_gib(81920)), 312e12, 624e12, 2039e9, 300e9, 20e-6
-    ),
-    "h100": Chip("NVIDIA H100", "gpu", jax_gib(81559), 989e12, 1979e12, 3350e9, 450e9, 20e-6),
-    "h200": Chip("NVIDIA H200", "gpu", jax_gib(143771), 989e12, 1979e12, 4800e9, 450e9, 20e-6),
+    "l4": Chip("NVIDIA L4", "gpu", jax_gib(23034), 121e12, 300e9, 32e9, 20e-6),
+    "rtx-4090": Chip(*("NVIDIA RTX 4090", "gpu", jax_gib(24564)), 165.2e12, 1008e9, 32e9, 20e-6),
+    "a100-40": Chip(*("NVIDIA A100 40 GB", "gpu", jax_gib(40960)), 312e12, 1555e9, 300e9, 20e-6),
+    "a100-80": Chip(*("NVIDIA A100 80 GB", "gpu", jax_gib(81920)), 312e12, 2039e9, 300e9, 20e-6),
+    "h100": Chip("NVIDIA H100", "gpu", jax_gib(81559), 989e12, 3350e9, 450e9, 20e-6),
+    "h200": Chip("NVIDIA H200", "gpu", jax_gib(143771), 989e12, 4800e9, 450e9, 20e-6),
 }
 _SIMILAR = 0.95
 """A GPU is taken for one of another kind with at least this share of its memory."""
@@ -118,7 +110,7 @@ def cpu(devices: int, *, at_once: int) -> Topology:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     cores = os.cpu_count() or 1
     flops, speed = cores * _CORE_FLOPS / at_once, cores * _CORE_BYTES_PER_S / at_once
-    chip = Chip("CPU", "cpu", memory / devices, flops, flops, speed, speed, 40e-6)
+    chip = Chip("CPU", "cpu", memory / devices, flops, speed, speed, 40e-6)
     return Topology("cpu", chip, devices, 1)
 
 

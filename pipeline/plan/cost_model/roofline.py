@@ -101,11 +101,10 @@ class _Load:
     attention_share: float = _ATTENTION_FLOPS
     vector_s: float = 0.0  # of work outside of the matrix unit, which the roofline does not count
 
-    def seconds(self, chip: Chip, *, flops_share: float, int8: bool = False) -> Seconds:
-        """The time on a chip."""
-        peak = chip.int8_flops if int8 else chip.bf16_flops
+    def seconds(self, chip: Chip, *, flops_share: float) -> Seconds:
+        """The time on a chip; products of integers count as those of bfloat16."""
         link_s = self.link_bytes / chip.link_bytes_per_s
-        compute = (self.flops / peak) + self.attention_flops / chip.bf16_flops
+        compute = self.flops / chip.bf16_flops + self.attention_flops / chip.bf16_flops
         memory = (self.weight_bytes + self.cache_bytes) / chip.bytes_per_s
         low = max(compute, memory, link_s)
         slow_compute = self.flops / (flops_share * chip.bf16_flops)
@@ -189,8 +188,7 @@ class RooflineModel:
             + self._reductions(tp)
             + self._lookups(slots, plan.devices_per_sampler),
         )
-        int8 = self.config.sampler_quantization == "int8_matmul"
-        return load.seconds(self.chip, flops_share=_DECODE_FLOPS, int8=int8)
+        return load.seconds(self.chip, flops_share=_DECODE_FLOPS)
 
     def flush(self, slots: int) -> Seconds:
         """The end of a segment: moving new positions to the ring caches, and the host's check."""
@@ -225,8 +223,7 @@ class RooflineModel:
             + self._per_layer_inputs(positions, config.plan.devices_per_sampler, tp),
             latency_s=_LAUNCH_S + share * self._reductions(tp) + self._copies(positions),
         )
-        int8 = config.sampler_quantization == "int8_matmul"
-        return load.seconds(self.chip, flops_share=_PREFILL_FLOPS, int8=int8)
+        return load.seconds(self.chip, flops_share=_PREFILL_FLOPS)
 
     def score(self, positions: int, packing: Packing) -> Seconds:
         """Log-probs, or the reference top k, of `positions` positions of a shard's micro-batch.
@@ -311,8 +308,7 @@ class RooflineModel:
             vector_s=vector_s,
             attention_share=_SPLASH_FLOPS if plan.uses_splash else _ATTENTION_FLOPS,
         )
-        int8 = self.config.model.quantization == "int8_matmul"
-        return load.seconds(self.chip, flops_share=_LEARN_FLOPS, int8=int8)
+        return load.seconds(self.chip, flops_share=_LEARN_FLOPS)
 
     @property
     def _adapter(self) -> int:

@@ -39,16 +39,12 @@ class StepEstimate:
         seconds: time by phase.
         rollouts: rollouts that the step trains on.
         tokens: completion tokens that the step trains on.
-        padding: share of the learner's positions that are padding.
-        slots_useful: share of the slots' decode steps that generate a token.
         ahead: whether other chips generate and score the next step's rollouts during the update.
     """
 
     seconds: Mapping[str, Seconds]
     rollouts: int
     tokens: float
-    padding: float
-    slots_useful: float
     ahead: bool = False
 
     @property
@@ -86,13 +82,10 @@ def estimate_step(model: RooflineModel, lengths: Lengths) -> StepEstimate:
         "sync": sync_s(model),
         "rewards": fixed_time(_REWARD_FLOOR_S + _REWARD_S * size),
     }
-    positions = sum(packed_positions(config, trained, sequences=size))
     return StepEstimate(
         seconds=seconds,
         rollouts=size,
         tokens=size * trained.completion,
-        padding=1 - size * Packing.expected(config, trained).tokens / positions,
-        slots_useful=work.slots_useful(config),
         # Virtual CPU devices share the same cores.
         ahead=rollout.ahead != "off" and model.chip.platform != "cpu",
     )

@@ -100,7 +100,6 @@ class MeanWork:
 
     Attributes:
         segments: number of segments, by slots of a device.
-        tokens: generated tokens, as a share of those of the new completions.
         trained: completions that a step trains on, as a share of the new ones.
         trained_tokens: their tokens, as a share of those of the new ones.
         continued: completions that an earlier step began.
@@ -108,7 +107,6 @@ class MeanWork:
     """
 
     segments: dict[int, float]
-    tokens: float
     trained: float
     trained_tokens: float
     continued: float
@@ -160,7 +158,6 @@ def mean_work(
     requested = sum(lengths)
     return MeanWork(
         {size: number for size, number in segments.items() if number},
-        tokens=totals["tokens"] / requested,
         trained=totals["trained"] / (steps * count),
         trained_tokens=totals["trained_tokens"] / requested,
         continued=totals["continued"] / steps,
@@ -180,7 +177,6 @@ def _counts(own: Sequence[tuple[int, int]], left: Mapping[int, int]) -> Counter[
     return Counter(
         continued=len(held),
         held_tokens=sum(held),
-        tokens=sum(rest for _, rest in own) - sum(left.values()),
         trained=len(trained),
         trained_tokens=sum(trained),
     )
@@ -193,17 +189,10 @@ class SamplerWork:
     Attributes:
         mean: its decode segments, and what they give.
         prefills: number of prefills, by prompt bucket.
-        tokens: tokens that the sampler generates.
     """
 
     mean: MeanWork
     prefills: Mapping[int, int]
-    tokens: float
-
-    def slots_useful(self, config: Config) -> float:
-        """Share of the slots' decode steps that generate a token."""
-        slot_segments = sum(slots * number for slots, number in self.mean.segments.items())
-        return self.tokens / (slot_segments * config.plan.sampler_shards * config.segment_steps)
 
 
 def sampler_work(
@@ -238,8 +227,7 @@ def sampler_work(
         bucket = config.prompt_bucket(round(min(lengths.prompt + tokens, rollout.max_tokens)))
         rows = config.prefill_rows(bucket)
         prefills[bucket] += math.ceil(math.ceil(number / shards) / rows)
-    used = {bucket: number for bucket, number in prefills.items() if number}
-    return SamplerWork(mean, used, tokens=mean.tokens * count * lengths.completion)
+    return SamplerWork(mean, {bucket: number for bucket, number in prefills.items() if number})
 
 
 def training_work(config: Config, lengths: Lengths) -> SamplerWork:

@@ -30,7 +30,6 @@ from pipeline.plan.search.placements import (
     placed_as,
     placement_name,
     placements,
-    step_ahead,
 )
 from pipeline.plan.search.size_options import SizeOption, row_options, slot_options
 from pipeline.plan.sizes import Sizes, validated, with_plan
@@ -216,7 +215,7 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
     Args:
         config: as given.
         saved: the configuration of the run to resume, whose placement is kept on as many devices of
-            the same kind, and whether it samples a step ahead; None: the run is new.
+            the same kind; None: the run is new.
 
     Raises:
         FileNotFoundError: if the model's folder is missing.
@@ -226,10 +225,9 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
         return config
     is_searched = config.plan.searches_placement
     placed = with_plan(config, {"placement": "colocated"})
-    if is_searched and saved is not None and saved.rollout.ahead == "one":
-        config = step_ahead(config)
     try:
-        chosen = _chosen(config, saved)
+        keeps = saved is not None and _devices(saved) == _devices(config)
+        chosen = saved if keeps else choose_placement(PlanCase.of(config)).chosen.config
     except (FileNotFoundError, ValueError):
         if is_searched:
             raise
@@ -240,24 +238,6 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
     given = config.plan.changed(*_CHOSEN_WITH_PLACEMENT)
     own = {key: getattr(chosen.plan, key) for key in _CHOSEN_WITH_PLACEMENT if key not in given}
     return validated(with_plan(placed, own))
-
-
-def _chosen(config: Config, saved: Config | None) -> Config:
-    """The configuration whose placement, segments, prefills and remat a run has.
-
-    Raises:
-        FileNotFoundError: as `with_chosen_placement`.
-        ValueError: as `with_chosen_placement`.
-    """
-    if saved is not None and _devices(saved) == _devices(config):
-        return saved
-    choice = choose_placement(PlanCase.of(config))
-    same = (
-        one.config
-        for one in (choice.chosen, *choice.compared)
-        if saved is None or one.config.rollout.ahead == saved.rollout.ahead
-    )
-    return next(same, choice.chosen.config)
 
 
 def _devices(config: Config) -> tuple[str, int]:

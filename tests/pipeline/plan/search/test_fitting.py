@@ -177,16 +177,6 @@ def test_a_resume_keeps_the_placement_on_as_many_devices() -> None:
     assert with_chosen_placement(four_b(remat="dots"), other).plan.remat == "dots"
 
 
-def test_a_resume_on_other_chips_still_samples_ahead_or_does_not() -> None:
-    one, two = (four_b(learner_devices=n) for n in ("8", "16"))
-    on_one, on_two = (with_chosen_placement(config, None) for config in (one, two))
-    for config, saved in ((one, on_two), (two, on_one)):
-        found = with_chosen_placement(config, saved)
-        assert found.rollout == saved.rollout
-        assert found.learner == saved.learner
-        assert with_chosen_placement(config, found).rollout == saved.rollout
-
-
 def test_auto_keeps_given_settings_and_is_colocated_where_nothing_is_planned(
     tmp_path: Path,
 ) -> None:
