@@ -69,13 +69,7 @@ def plan_file(config: Config, sizes: Sizes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Processes that are compiled for the same sizes.
-
-    Attributes:
-        sizes: the sizes.
-        ready: what each process has compiled, by its name.
-        refused: why a larger size did not fit, by its setting.
-    """
+    """What each process has compiled for the sizes, and why larger ones did not fit, by setting."""
 
     sizes: Sizes
     ready: Mapping[str, Ready]
@@ -86,12 +80,6 @@ async def prepare(
     config: Config, sizes: Sizes, *, processes: Mapping[str, Worker], display: Console
 ) -> Prepared:
     """Compiles in all processes in parallel, for the next smaller sizes until all fit.
-
-    Args:
-        config: of the run.
-        sizes: to begin with.
-        processes: each once, by name.
-        display: shows each program when it is compiled.
 
     Raises:
         NothingSmaller: if even the smallest sizes do not fit; a sentence.
@@ -206,10 +194,10 @@ async def choose_sizes(
 
     Args:
         config: of the run.
-        recorded: content of its `plan.json`; None: there is none.
+        recorded: content of its `plan.json`.
         learner: the learner.
-        samplers: the samplers; the first one is timed for all.
-        one_process: the sampler and the learner are the same process.
+        samplers: the first one is timed for all.
+        one_process: whether the sampler and the learner are the same process.
         display: the console.
         now: reads a clock, in seconds.
 
@@ -318,10 +306,7 @@ def compares_sizes(case: PlanCase, plan: SizedPlan) -> bool:
 def candidates(case: PlanCase, sizes: Sizes, name: SizeName) -> list[int]:
     """A size, its half and its double, where it is useful and should fit; multiples of the devices.
 
-    Args:
-        case: the run.
-        sizes: sizes that fit.
-        name: the one to change.
+    `sizes` fit.
     """
     config, own = case.config, int(getattr(sizes, name))
     unit = config.plan.sampler_shards

@@ -121,13 +121,7 @@ def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
 
 
 def _activities_s(case: PlanCase, plan: SizedPlan, rows: Mapping[str, int]) -> dict[str, float]:
-    """Seconds of each activity of a run, once.
-
-    Args:
-        case: the planner's input.
-        plan: the chosen plan.
-        rows: prompts of each evaluation set.
-    """
+    """Seconds of each activity of a run, once; `rows` are the prompts of each evaluation set."""
     config, shape, platform = plan.config, case.shape, case.topology.chip.platform
     model = case.roofline(config)
     base = shape.base_bytes(config.model.dtype, quantization=config.model.quantization)
@@ -163,12 +157,9 @@ def _download_bytes(case: PlanCase) -> int:
 
 
 def _first_step_s(config: Config, s: Mapping[str, float], *, timed: bool) -> float:
-    """Seconds up to the end of the first optimizer step.
+    """Seconds up to the end of the first optimizer step, from those of each activity.
 
-    Args:
-        config: of the run.
-        s: seconds by activity, each once.
-        timed: whether the budget is a time; then the initial policy is exported, too.
+    In a time budget the initial policy is exported, too.
     """
     names = ["download", "start", "compile", "sizing", "tests", "validation"]
     names += ["export"] if timed else []
@@ -182,13 +173,9 @@ def _sft_steps(config: Config) -> int:
 def _spent(
     config: Config, s: Mapping[str, float], *, first_s: float, time_s: float | None
 ) -> tuple[int, dict[str, float]]:
-    """The GRPO steps of a run, and its seconds by activity.
+    """The GRPO steps of a run, and its seconds by activity, from those of each activity.
 
-    Args:
-        config: of the run.
-        s: seconds by activity, each once.
-        first_s: seconds up to the end of the first optimizer step.
-        time_s: the time budget; None: a budget of steps.
+    `first_s` are those up to the end of the first optimizer step, `time_s` the time budget.
     """
     sft = _sft_steps(config)
     before = first_s - s["sft_step" if config.sft_steps else "step"] + sft * s["sft_step"]

@@ -43,16 +43,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Planned:
-    """The result of planning.
-
-    Attributes:
-        case: the planner's input.
-        choice: the placements compared.
-        forecast: the run under its budget with the plan.
-        changes: changes that would raise the speed, or make the plan fit; see `suggestions`.
-        verified: the compiler's verification; None: not verified.
-        why_estimated: why a requested verification did not happen.
-    """
+    """The result of planning; `why_estimated` is why a requested verification did not happen."""
 
     case: PlanCase
     choice: PlacementChoice

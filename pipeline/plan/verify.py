@@ -28,13 +28,7 @@ reports no more than that."""
 
 @dataclass(frozen=True)
 class CompilerCheck:
-    """A program of a plan, checked by the compiler.
-
-    Attributes:
-        phase: the phase that it belongs to.
-        report: the compiler's report, with the memory of everything beside the program.
-        estimated_s: estimated seconds of one run.
-    """
+    """A program of a phase, its report with the memory beside it, and its estimated seconds."""
 
     phase: str
     report: CompilerReport
@@ -47,13 +41,7 @@ Checks = Mapping[str, CompilerCheck]
 
 @dataclass(frozen=True)
 class Verified:
-    """A plan verified by the compiler.
-
-    Attributes:
-        plan: the plan, with the compiler's times in its step.
-        programs: its largest programs.
-        searched: log of plans that did not fit.
-    """
+    """A plan with the compiler's times in its step, its largest programs, and what did not fit."""
 
     plan: SizedPlan
     programs: Checks
@@ -63,12 +51,7 @@ class Verified:
 def verify(case: PlanCase, plan: SizedPlan, *, say: Say) -> Verified:
     """Compiles a plan's largest programs and returns the plan that results.
 
-    A plan whose sizes are given stays as it is.
-
-    Args:
-        case: the planner's input, for a topology that the compiler supports.
-        plan: the plan to verify.
-        say: receives lines of progress.
+    A plan whose sizes are given stays as it is. The compiler supports the topology.
 
     Raises:
         NoCompiler: if this machine has none.

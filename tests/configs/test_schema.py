@@ -15,157 +15,124 @@ from configs.mismatch import MismatchBounds
 from .conftest import load, overrides
 from .test_load import mistakes
 
-CONFLICTS = """
-budget.steps=none
-    budget: set steps, time or until
-budget.time=1h
-    budget.time: excludes budget.steps
-budget.steps=none; .time=9x
-    budget.time: '9x' is not a duration
-data.train.split=train
-    data.train.split: is no slice of a file; write for example "train[:1000]" or "train[-10%:]"
-data.test=0.2; data.test.limit=5; .seed=1
-    data.test.seed: has no effect with share; remove it
-data.test.split=none
-    data.test.path: is not a file (.jsonl, .ndjson, .json, .csv, .tsv, .parquet)
-data.answer_pattern=#### .+
-    data.answer_pattern: needs a group
-prompt.template=hello
-    prompt.template: contains no column
-prompt.template={question} {"v": {"a": 1}}
-    prompt.template: {"v": {"a": 1}} is no column; for braces write {{"v": {{"a": 1}}}}
-prompt.template={question:>5}
-    prompt.template: converts or formats {question}; write {question}
-prompt.template={a
-    prompt.template: write {{ and }} for braces
-prompt.answer_open=<reasoning>
-    prompt.answer_open: equals another tag
-prompt.answer=boxed; prompt.reasoning_close=]
-    prompt.reasoning_close: has no effect with answer = "boxed"; remove it
-prompt.answer=completion; prompt.thinking=true
-    prompt.answer: "completion" begins with the thoughts, with thinking = true
-rewards.functions.1.name=correct
-    rewards.functions: two share the name correct
-rollout.stop_tokens=[]
-    rollout.stop_tokens: no completion could end
-rollout.stop_strings=["\ufffd"]
-    rollout.stop_strings: contains U+FFFD
-rollout.forbidden_tokens=["<eos>"]
-    rollout.forbidden_tokens: <eos>: also in stop_tokens
-plan.row_tokens=47
-    plan.row_tokens: must hold the longest sequence, 48 tokens; nearest valid: 48
-plan.platform=gpu; .slots=none
-    plan.slots: is required on a gpu without plan.gpu and plan.hbm_gib; set one of them
-plan.gpu=l4
-    plan.gpu: has no effect without plan.platform = "gpu"; remove it
-plan.attention=splash
-    plan.attention: needs plan.platform = "tpu", not "cpu"; nearest valid: "blocked"
-plan.platform=gpu; .per_layer_embeddings=host
-    plan.per_layer_embeddings: "host" is not supported on gpu; nearest valid: "chips"
-plan.learner_devices=4; .fsdp=3; .tp=2
-    plan.learner_devices: must be a multiple of fsdp x tp = 6; nearest valid: 6
-plan.sampler_devices=3; .sampler_tp=2
-    plan.sampler_devices: must be a multiple of sampler_tp = 2; nearest valid: 2 or 4
-plan.platform=tpu; .learner_devices=6
-    plan.learner_devices: must be 1, 4 or 8 TPU chips of a host; nearest valid: 4 or 8
-plan.placement=colocated; .sampler_tp=2
-    plan.sampler_tp: has no effect in colocated placement
-plan.placement=auto; .samplers=1
-    plan.samplers: needs a plan.placement that is set, and it is "auto"
-plan.platform=tpu; .placement=auto; .learner_devices=24
-    plan.learner_devices: must be a power of two; nearest: 16
-plan.rollout_weights=merged; model.quantization=nf4
-    plan.rollout_weights: needs model.quantization = "none", not "nf4"; nearest valid: "shared"
-plan.rollout_weights=int8_matmul; model.dtype=float32
-    learner.importance_cap: weights; nearest valid: 2.0, or plan.rollout_weights = "shared"
-learner.decay_steps=5
-    learner.decay_steps: has no effect with a constant
-learner.schedule=linear; .warmup_steps=10
-    learner.warmup_steps: nearest valid: 9
-budget.steps=none; .until=tomorrow
-    budget.until: 'tomorrow' is not a date and time; write for example '2026-11-22T18:00+01:00'
-rollout.min_prompts_per_step=1
-    rollout.min_prompts_per_step: has no effect with budget.steps
-budget.steps=none; .time=1h; rollout.min_prompts_per_step=99
-    rollout.min_prompts_per_step: must be at most prompts_per_step; nearest valid:
-plan.prompt_buckets=[8,16]
-    plan.prompt_buckets: nearest valid: [8]
-rollout.overlong_tokens=33
-    rollout.overlong_tokens: must be at most max_new_tokens; nearest valid: 32
-rollout.overlong_tokens=8; rewards.functions.0.name=overlong
-    rewards.functions: is the name of the part of rollout.overlong_tokens
-rollout.cut_off=0.9
-    rollout.cut_off: has no effect with rollout.partial = "off"
-rollout.partial=drop; .cut_off=0.99
-    rollout.cut_off: would truncate none of a sampler's 32 rollouts in a step; nearest valid: 0.96
-rollout.partial=drop
-    rollout.partial: needs rollout.cut_off, e.g. 0.9
-rollout.partial=keep; .cut_off=0.7
-    rollout.partial: needs importance weights; set learner.importance_cap above 0, e.g. 2
-rollout.max_prompts_per_step=12
-    rollout.max_prompts_per_step: with rollout.dynamic_sampling = "off"; remove it, or set that
-rollout.dynamic_sampling=capped
-    rollout.dynamic_sampling: needs rollout.max_prompts_per_step, e.g. 12; set that
-rollout.dynamic_sampling=capped; .max_prompts_per_step=4
-    rollout.max_prompts_per_step: must be above prompts_per_step; nearest valid: 5
-rollout.dynamic_sampling=capped; .max_prompts_per_step=12; .partial=drop; .cut_off=0.5
-    rollout.dynamic_sampling: rollout.partial = "drop" ends steps without them; nearest valid: "off"
-rollout.ahead=one
-    rollout.ahead: needs importance weights; set learner.importance_cap above 0, e.g. 2
-rollout.ahead=one; learner.importance_cap=2; plan.placement=colocated
-    rollout.ahead: needs plan.placement = "split"
-learner.clip_epsilon=0.1
-    learner.clip_epsilon: where the ratio is 1
-learner.kl=topk
-    learner.kl: has no effect with learner.kl_coef = 0
-learner.kl_coef=0.1; .kl_top_k=32
-    learner.kl_top_k: has no effect without learner.kl = "topk" or learner.teacher
-learner.teacher=runs/t
-    learner.teacher: learner.distill_coef = 0; set that
-learner.distill_coef=1
-    learner.distill_coef: needs learner.teacher
-eval.every_steps=5
-    eval.every_steps: has no effect without data.validation; remove it
-eval.metric=corect
-    eval.metric: nearest valid: "correct", of exact_answer, reward, correct, format
-rewards.functions.0.name=reward
-    rewards.functions: "reward" is a value of eval.metric of its own; name the part otherwise
-eval.metric=correct; .extraction=boxed
-    eval.extraction: has no effect with eval.metric = "correct", a reward, which finds answers
-data.train.path=none
-    data.train.path: missing; a source needs path, or reasoning_gym with size and seed
-data.validation.path=none; .limit=8
-    data.validation.path: missing; a source needs path, share, or reasoning_gym with size and seed
-data.train.size=5
-    data.train.size: has no effect without reasoning_gym; remove it
-data.train.reasoning_gym=chain_sum; .size=5; .seed=1
-    data.train.path: does not apply with reasoning_gym; remove it
-data.train.path=none; .reasoning_gym=chain_sum; .size=5
-    data.train.seed: missing; reasoning_gym needs it, with another seed for each split
-run.fork=a; .phases=["sft", "grpo"]; sft.train=s.jsonl; .steps=1
-    run.fork: goes with phases = ["grpo"] only
-wandb.mode=disabled; .entity=me
-    wandb.entity: has no effect with wandb.mode = "disabled"
-alarms.dominating=stop; rewards.functions.1.weight=0
-    alarms.dominating: has no effect with less than two weighted rewards
-alarms.validation_falls=stop
-    alarms.validation_falls: has no effect without data.validation
-alarms.kl=stop
-    alarms.kl: has no effect with learner.kl_coef = 0
-alarms.throughput_down=stop
-    alarms.throughput_down: must be one of "off", "log"
-"""
-"""Settings in the notation of `overrides`; below each the refusal, or a part of it."""
+CONFLICTS = [
+    # settings in the notation of `overrides`; the key, and a part of the refusal
+    ("budget.steps=none", "budget: set steps, time or until"),
+    ("budget.time=1h", "budget.time: excludes budget.steps"),
+    ("budget.steps=none; .time=9x", "budget.time: '9x' is not a duration"),
+    ("data.train.split=train", "data.train.split: is no slice of a file; write for example"),
+    ("data.test=0.2; data.test.limit=5; .seed=1", "data.test.seed: has no effect with share;"),
+    ("data.test.split=none", "data.test.path: is not a file (.jsonl, .ndjson, .json, .csv, .tsv,"),
+    ("data.answer_pattern=#### .+", "data.answer_pattern: needs a group"),
+    ("prompt.template=hello", "prompt.template: contains no column"),
+    ('prompt.template={question} {"v": {"a": 1}}', 'prompt.template: {"v": {"a": 1}} is no'),
+    ("prompt.template={question:>5}", "prompt.template: converts or formats {question}; write"),
+    ("prompt.template={a", "prompt.template: write {{ and }} for braces"),
+    ("prompt.answer_open=<reasoning>", "prompt.answer_open: equals another tag"),
+    ("prompt.answer=boxed; prompt.reasoning_close=]", "prompt.reasoning_close: has no effect with"),
+    ("prompt.answer=completion; prompt.thinking=true", 'prompt.answer: "completion" begins with'),
+    ("rewards.functions.1.name=correct", "rewards.functions: two share the name correct"),
+    ("rollout.stop_tokens=[]", "rollout.stop_tokens: no completion could end"),
+    ('rollout.stop_strings=["\\ufffd"]', "rollout.stop_strings: contains U+FFFD"),
+    ('rollout.forbidden_tokens=["<eos>"]', "rollout.forbidden_tokens: <eos>: also in stop_tokens"),
+    ("plan.row_tokens=47", "plan.row_tokens: the longest sequence, 48 tokens; nearest valid: 48"),
+    ("plan.platform=gpu; .slots=none", "plan.slots: is required on a gpu without plan.gpu and"),
+    ("plan.gpu=l4", 'plan.gpu: has no effect without plan.platform = "gpu"; remove it'),
+    ("plan.attention=splash", 'plan.attention: = "tpu", not "cpu"; nearest valid: "blocked"'),
+    (
+        "plan.platform=gpu; .per_layer_embeddings=host",
+        'plan.per_layer_embeddings: "host" is not supported on gpu; nearest valid: "chips"',
+    ),
+    ("plan.learner_devices=4; .fsdp=3; .tp=2", "plan.learner_devices: x tp = 6; nearest valid: 6"),
+    ("plan.sampler_devices=3; .sampler_tp=2", "plan.sampler_devices: = 2; nearest valid: 2 or 4"),
+    ("plan.platform=tpu; .learner_devices=6", "plan.learner_devices: host; nearest valid: 4 or 8"),
+    ("plan.placement=colocated; .sampler_tp=2", "plan.sampler_tp: has no effect in colocated"),
+    ("plan.placement=auto; .samplers=1", "plan.samplers: needs a plan.placement that is set, and"),
+    (
+        "plan.platform=tpu; .placement=auto; .learner_devices=24",
+        "plan.learner_devices: must be a power of two; nearest: 16",
+    ),
+    (
+        "plan.rollout_weights=merged; model.quantization=nf4",
+        'plan.rollout_weights: model.quantization = "none", not "nf4"; nearest valid: "shared"',
+    ),
+    (
+        "plan.rollout_weights=int8_matmul; model.dtype=float32",
+        'learner.importance_cap: weights; nearest valid: 2.0, or plan.rollout_weights = "shared"',
+    ),
+    ("learner.decay_steps=5", "learner.decay_steps: has no effect with a constant"),
+    ("learner.schedule=linear; .warmup_steps=10", "learner.warmup_steps: nearest valid: 9"),
+    ("budget.steps=none; .until=tomorrow", "budget.until: 'tomorrow' is not a date and time;"),
+    ("rollout.min_prompts_per_step=1", "rollout.min_prompts_per_step: has no effect with"),
+    (
+        "budget.steps=none; .time=1h; rollout.min_prompts_per_step=99",
+        "rollout.min_prompts_per_step: must be at most prompts_per_step; nearest valid:",
+    ),
+    ("plan.prompt_buckets=[8,16]", "plan.prompt_buckets: nearest valid: [8]"),
+    ("rollout.overlong_tokens=33", "rollout.overlong_tokens: max_new_tokens; nearest valid: 32"),
+    (
+        "rollout.overlong_tokens=8; rewards.functions.0.name=overlong",
+        "rewards.functions: is the name of the part of rollout.overlong_tokens",
+    ),
+    ("rollout.cut_off=0.9", 'rollout.cut_off: has no effect with rollout.partial = "off"'),
+    ("rollout.partial=drop; .cut_off=0.99", "rollout.cut_off: in a step; nearest valid: 0.96"),
+    ("rollout.partial=drop", "rollout.partial: needs rollout.cut_off, e.g. 0.9"),
+    ("rollout.partial=keep; .cut_off=0.7", "rollout.partial: needs importance weights; set"),
+    ("rollout.max_prompts_per_step=12", "rollout.max_prompts_per_step: has no effect with"),
+    ("rollout.dynamic_sampling=capped", "rollout.dynamic_sampling: needs rollout.max_prompts"),
+    (
+        "rollout.dynamic_sampling=capped; .max_prompts_per_step=4",
+        "rollout.max_prompts_per_step: must be above prompts_per_step; nearest valid: 5",
+    ),
+    (
+        "rollout.dynamic_sampling=capped; .max_prompts_per_step=12; .partial=drop; .cut_off=0.5",
+        'rollout.dynamic_sampling: "drop" ends steps without them; nearest valid: "off"',
+    ),
+    ("rollout.ahead=one", "rollout.ahead: needs importance weights; set learner.importance_cap"),
+    (
+        "rollout.ahead=one; learner.importance_cap=2; plan.placement=colocated",
+        'rollout.ahead: needs plan.placement = "split"',
+    ),
+    ("learner.clip_epsilon=0.1", "learner.clip_epsilon: where the ratio is 1"),
+    ("learner.kl=topk", "learner.kl: has no effect with learner.kl_coef = 0"),
+    ("learner.kl_coef=0.1; .kl_top_k=32", "learner.kl_top_k: has no effect without learner.kl ="),
+    ("learner.teacher=runs/t", "learner.teacher: learner.distill_coef = 0; set that"),
+    ("learner.distill_coef=1", "learner.distill_coef: needs learner.teacher"),
+    ("eval.every_steps=5", "eval.every_steps: has no effect without data.validation; remove it"),
+    ("eval.metric=corect", 'eval.metric: "correct", of exact_answer, reward, correct, format'),
+    ("rewards.functions.0.name=reward", 'rewards.functions: "reward" is a value of eval.metric of'),
+    ("eval.metric=correct; .extraction=boxed", "eval.extraction: has no effect with eval.metric ="),
+    ("data.train.path=none", "data.train.path: missing; a source needs path, or reasoning_gym"),
+    ("data.validation.path=none; .limit=8", "data.validation.path: missing; a source needs path,"),
+    ("data.train.size=5", "data.train.size: has no effect without reasoning_gym; remove it"),
+    (
+        "data.train.reasoning_gym=chain_sum; .size=5; .seed=1",
+        "data.train.path: does not apply with reasoning_gym; remove it",
+    ),
+    (
+        "data.train.path=none; .reasoning_gym=chain_sum; .size=5",
+        "data.train.seed: missing; reasoning_gym needs it, with another seed for each split",
+    ),
+    (
+        'run.fork=a; .phases=["sft", "grpo"]; sft.train=s.jsonl; .steps=1',
+        'run.fork: goes with phases = ["grpo"] only',
+    ),
+    ("wandb.mode=disabled; .entity=me", 'wandb.entity: has no effect with wandb.mode = "disabled"'),
+    (
+        "alarms.dominating=stop; rewards.functions.1.weight=0",
+        "alarms.dominating: has no effect with less than two weighted rewards",
+    ),
+    ("alarms.validation_falls=stop", "alarms.validation_falls: has no effect without"),
+    ("alarms.kl=stop", "alarms.kl: has no effect with learner.kl_coef = 0"),
+    ("alarms.throughput_down=stop", 'alarms.throughput_down: must be one of "off", "log"'),
+]
 
 
-@pytest.mark.parametrize(
-    ("settings", "refusal"),
-    list(zip(CONFLICTS.splitlines()[1::2], CONFLICTS.splitlines()[2::2], strict=True)),
-)
+@pytest.mark.parametrize(("settings", "refusal"), CONFLICTS)
 def test_promise_8_conflicts_are_refused(small: Path, settings: str, refusal: str) -> None:
     (line,) = mistakes(small, *overrides(settings))
     where, _, told = line.partition(": ")
-    key, _, what = refusal.strip().partition(": ")
+    key, _, what = refusal.partition(": ")
     assert where in {"command line", str(small)}
     assert told.removeprefix("--").split(":")[0].split(" = ")[0] == key
     assert what in told

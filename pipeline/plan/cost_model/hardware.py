@@ -43,15 +43,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class Topology:
-    """Chips of a run.
-
-    Attributes:
-        name: value of `--topology`.
-        chip: the kind of chip.
-        chips: number of chips.
-        hosts: number of machines.
-        has_compiler: whether the TPU compiler can compile for it on any machine.
-    """
+    """Chips of a run, by the name that `--topology` has; the TPU compiler supports some of them."""
 
     name: str
     chip: Chip

@@ -125,7 +125,7 @@ def mean_work(
     cut_off: float | None,
     keeps: bool,
 ) -> MeanWork:
-    """The mean work of steps with `count` new completions each.
+    """The mean work of steps with `count` new completions each; see `decode_schedule`.
 
     With few completions the longest one and its position vary, so the mean is over several steps
     with different lengths. With a cut-off as many steps go before them.
@@ -168,9 +168,8 @@ def mean_work(
 def _counts(own: Sequence[tuple[int, int]], left: Mapping[int, int]) -> Counter[str]:
     """What a step does, summed over its completions.
 
-    Args:
-        own: tokens of each completion, and those that are not generated yet.
-        left: tokens that are not generated after the step either, by the completion's index.
+    `own` has the tokens of each, and those that are not generated yet; `left` those that are not
+    generated after the step either, by index.
     """
     held = [length - rest for length, rest in own if rest < length]
     trained = [length for at, (length, _) in enumerate(own) if at not in left]
@@ -184,12 +183,7 @@ def _counts(own: Sequence[tuple[int, int]], left: Mapping[int, int]) -> Counter[
 
 @dataclass(frozen=True)
 class SamplerWork:
-    """The work of a sampler for the rollouts of a step.
-
-    Attributes:
-        mean: its decode segments, and what they give.
-        prefills: number of prefills, by prompt bucket.
-    """
+    """The work of a sampler for the rollouts of a step; prefills are by prompt bucket."""
 
     mean: MeanWork
     prefills: Mapping[int, int]
@@ -200,13 +194,8 @@ def sampler_work(
 ) -> SamplerWork:
     """The work of a sampler that gets its share of `samples` completions for each of `prompts`.
 
-    Args:
-        config: the run, with sizes.
-        lengths: expected lengths.
-        prompts: of all samplers.
-        samples: completions of a prompt.
-        cut_off: share of the requested rollouts that must finish. With `rollout.partial = "keep"`
-            the others are among the requests of the next step: this is a step after many others.
+    With a cut-off and `rollout.partial = "keep"` it is a step after many others, which continues
+    their rollouts. The configuration has sizes.
     """
     plan, rollout = config.plan, config.rollout
     shards, own_prompts = plan.sampler_shards, math.ceil(prompts / plan.num_samplers)

@@ -56,11 +56,7 @@ def is_memory_known(config: Config) -> bool:
 class PlanCase:
     """The input of the planner.
 
-    Attributes:
-        config: the configuration as given.
-        shape: the model.
-        topology: the chips.
-        memory_ratio: by phase, the memory reported by the compiler as a multiple of the estimate.
+    `memory_ratio` is the memory that the compiler reports as a multiple of the estimate, by phase.
     """
 
     config: Config
@@ -129,9 +125,9 @@ class SizedPlan:
     """A placement with the sizes chosen for it, and their estimates.
 
     Attributes:
-        name: name of the placement.
+        name: of the placement.
         configured: whether the placement and all given settings are the configuration's.
-        config: the configuration with all sizes.
+        config: with all sizes.
         step: times of a step.
         memory: bytes of a chip by phase and part.
         fits: whether every phase fits.
@@ -157,12 +153,7 @@ class SizedPlan:
 
 @dataclass(frozen=True)
 class PlacementChoice:
-    """The chosen plan and those it was compared with.
-
-    Attributes:
-        chosen: the plan.
-        compared: all plans, `chosen` included: those that fit by speed, then the others by memory.
-    """
+    """The chosen plan and all that were compared: those that fit by speed, the others by memory."""
 
     chosen: SizedPlan
     compared: tuple[SizedPlan, ...]
@@ -269,12 +260,7 @@ def recorded_sizes(config: Config, recorded: Mapping[str, Any] | None) -> Sizes 
 
 
 def first_sizes(config: Config, recorded: Mapping[str, Any] | None) -> Sizes:
-    """The sizes that a process starts with: recorded, else given, else planned.
-
-    Args:
-        config: the run.
-        recorded: content of its `plan.json`, which counts for the same hardware only; None: there
-            is none.
+    """The sizes that a process starts with: those of its `plan.json`, else given, else planned.
 
     Raises:
         FileNotFoundError: if sizes have to be planned and the model's folder is missing.
@@ -287,12 +273,7 @@ def first_sizes(config: Config, recorded: Mapping[str, Any] | None) -> Sizes:
 
 
 def plan_again(case: PlanCase, plan: SizedPlan) -> SizedPlan:
-    """Plans another case in the placement of `plan`.
-
-    Chooses sizes again that are not given. Outside of the configuration's own placement it
-    starts from `plan`'s segment, prefill and remat settings and chooses these and the place of the
-    per-layer embeddings again, too.
-    """
+    """Plans another case in the placement of `plan`: chooses again what is not given."""
     if plan.configured:
         return _as_configured(case, plan.name)
     config = placed_as(case.config, plan.config)
@@ -368,15 +349,10 @@ def _with_free_settings(case: PlanCase, config: Config) -> Config:
 
 
 def _with_sizes(case: PlanCase, config: Config, *, free: Collection[str]) -> Config:
-    """The configuration with its given and the best other sizes; if none fit, the closest to it.
+    """The placement with its given and the best other sizes; if none fit, the closest to it.
 
     Memory of the sampler's phases does not depend on micro-batches, nor that of the learner's on
-    slots, so the two are chosen separately.
-
-    Args:
-        case: the planner's input.
-        config: the placement.
-        free: settings to choose, too, of `segment_steps`, `prefill_tokens` and `remat`.
+    slots, so the two are chosen separately, and with them the `free` settings.
     """
     model = case.roofline(config)
     for_slots = slot_options(model, case.lengths, free=free)
