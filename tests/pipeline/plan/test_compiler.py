@@ -39,15 +39,12 @@ def key_of(program, **settings):
 
 KEYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # program: settings of which each gives another program; settings that give the same one
-    "empty": ({"rollout__max_new_tokens": 600, "plan__slots": 256}, {}),
     "prefill 320": (
         {
             "plan__prefill_tokens": 2048,
             "plan__kv_cache": "int8",
             "lora__rank": 16,
-            "lora__targets": "mlp",
             "model__dtype": "float32",
-            "model__quantization": "int8",
             "plan__fsdp": 8,
         },
         {"plan__slots": 256, "plan__remat": "dots"},
@@ -62,10 +59,6 @@ KEYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"plan__slots": 256, "plan__micro_batch_tokens": 32_768, "learner__kl_coef": 0.5},
     ),
-    "score 8": (
-        {"plan__row_tokens": 1024, "rollout__temperature": 0.9},
-        {},
-    ),
     "gradient 8": (
         {
             "plan__remat": "dots",
@@ -76,10 +69,7 @@ KEYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"plan__slots": 256, "plan__kv_cache": "int8", "plan__micro_batch_tokens": 32_768},
     ),
-    "apply": (
-        {"lora__rank": 16, "learner__weight_decay": 0.1},
-        {"plan__slots": 256, "learner__schedule": "constant"},
-    ),
+    "apply": ({"learner__weight_decay": 0.1}, {"learner__schedule": "constant"}),
 }
 ALWAYS_SAME = {"run__name": "other", "run__seed": 7, "budget__time": "1h", "learner__lr": 1e-4}
 ALWAYS_SAME |= {"rollout__prompts_per_step": 8}

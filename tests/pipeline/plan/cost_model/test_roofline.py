@@ -71,10 +71,10 @@ def program(name: str) -> Callable[[RooflineModel], Seconds]:
 
 
 E2B = {"plan.remat": "none"}
+TOP_128 = {"learner.kl_top_k": "128", "plan.remat": "none"}
 COMPILED: list[tuple[str, dict[str, str], Callable[[RooflineModel], Seconds], float, float]] = [
     # model, settings, program, milliseconds, relative error
     ("gemma3_1b", LONG, decode(8), 3.76, 0.13),
-    ("gemma3_1b", LONG, decode(64), 5.66, 0.13),
     ("gemma3_1b", LONG, decode(512), 29.3, 0.13),
     ("gemma3_1b", LONG | {"plan.kv_cache": "int8"}, decode(512), 21.5, 0.2),
     ("gemma3_1b", LONG | CAPPED | {"plan.rollout_weights": "merged"}, decode(64), 5.06, 0.2),
@@ -84,13 +84,7 @@ COMPILED: list[tuple[str, dict[str, str], Callable[[RooflineModel], Seconds], fl
     ("gemma3_1b", LONG, flush, 7.2, 0.05),
     ("gemma3_1b", LONG | {"plan.kv_cache": "int8"}, flush, 39.3, 0.05),
     ("gemma3_1b", LONG, program("reference_top_k 8"), 2.048 * 22.6, 0.05),
-    (
-        "gemma3_1b",
-        LONG | {"learner.kl_top_k": "128", "plan.remat": "none"},
-        program("gradient 8"),
-        2.048 * 43.1,
-        0.05,
-    ),
+    ("gemma3_1b", LONG | TOP_128, program("gradient 8"), 2.048 * 43.1, 0.05),
     ("gemma4_e2b", E2B, program("prefill 320"), 55.7, 0.1),  # 15 of 35 layers: the others have
     ("gemma4_e2b", E2B, program("segment 512"), 330, 0.25),  # no keys and values
     ("gemma4_e2b", E2B, program("reference_top_k 8"), 95.0, 0.15),
@@ -111,24 +105,12 @@ def test_estimates_are_near_the_compiled_programs(
     assert 1e3 * found.low < ms
 
 
-def test_a_segment_is_its_decode_steps_and_a_flush() -> None:
-    one = pace(slots="256")
-    # 8 devices: 32 slots on each.
-    segment = one.decode_step(32) * 32 + one.flush(32)
-    assert one.program("segment 256", MEAN) == segment
-
-
 def test_sharded_weights_cost_link_time() -> None:
     whole, gathered, split = (
         pace("gemma3_4b", **mesh).decode_step(16) for mesh in ({}, {"fsdp": "8"}, {"tp": "4"})
     )
     assert gathered.regime == "links"
     assert split.expected < whole.expected < gathered.expected
-
-
-def test_times_add_up() -> None:
-    total = Seconds(1, 2, "compute") + Seconds(0.5, 3, "bandwidth") * 2
-    assert total == Seconds(2.0, 8, "bandwidth")
 
 
 def test_embeddings_in_host_memory_take_longer_on_one_chip_and_no_links_on_several() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from statistics import mean
 
 import numpy as np
@@ -15,7 +16,6 @@ from pipeline.plan.cost_model.workload import (
     decode_schedule,
     mean_work,
     packed_positions,
-    sampler_work,
     training_work,
 )
 from pipeline.plan.lengths import Lengths
@@ -65,16 +65,8 @@ def test_schedules_by_hand(
 @pytest.mark.parametrize(("count", "shards", "slots"), [(16, 2, 8), (200, 4, 1)])
 def test_the_mean_work_is_that_of_many_steps(count: int, shards: int, slots: int) -> None:
     sizes = tuple(dict.fromkeys((slots, max(1, slots // 2), 1)))
-    found = mean_work(
-        count,
-        mean=90,
-        cap=256,
-        sizes=sizes,
-        segment_steps=8,
-        shards=shards,
-        cut_off=None,
-        keeps=False,
-    )
+    step = partial(mean_work, count, mean=90, cap=256, sizes=sizes, segment_steps=8, shards=shards)
+    found = step(cut_off=None, keeps=False)
     rng = np.random.default_rng(count)
     every = completion_lengths(4096, mean=90, cap=256)
     drawn = [rng.choice(every, count).tolist() for _ in range(10_000 // count)]
@@ -91,19 +83,8 @@ def test_the_mean_work_is_that_of_many_steps(count: int, shards: int, slots: int
 
 
 def test_kept_rollouts_are_trained_once_and_others_generated_in_vain() -> None:
-    kept, dropped = (
-        mean_work(
-            64,
-            mean=90,
-            cap=256,
-            sizes=(64, 32, 16),
-            segment_steps=8,
-            shards=1,
-            cut_off=0.75,
-            keeps=keeps,
-        )
-        for keeps in (True, False)
-    )
+    step = partial(mean_work, 64, mean=90, cap=256, sizes=(64, 32, 16), segment_steps=8, shards=1)
+    kept, dropped = (step(cut_off=0.75, keeps=keeps) for keeps in (True, False))
     assert (kept.trained, kept.trained_tokens) == pytest.approx((1, 1), abs=0.02)
     # At most a quarter of the requests is left, which are requested again beside 64 new ones.
     assert 0.8 * 64 / 3 < kept.continued <= 64 / 3
@@ -114,20 +95,15 @@ def test_kept_rollouts_are_trained_once_and_others_generated_in_vain() -> None:
     assert dropped.trained_tokens < dropped.trained
 
 
-def test_a_cut_off_keeps_slots_in_use_and_prefills_what_it_continues() -> None:
+def test_a_cut_off_takes_fewer_steps_and_prefills_what_it_continues() -> None:
     more = [("rollout.partial", "keep"), ("rollout.cut_off", "0.75")]
-    config = preset("gemma3_1b")
     cut = preset("gemma3_1b", *more, ("learner.importance_cap", "2"))
-    lengths = Lengths(160, 246.4)
-    whole, part = training_work(config, lengths), training_work(cut, lengths)
-    steps = [sum(slots * n for slots, n in one.mean.segments.items()) for one in (part, whole)]
-    assert steps[0] < 0.9 * steps[1]
+    works = [training_work(one, Lengths(160, 246.4)) for one in (preset("gemma3_1b"), cut)]
+    whole, part = (sum(n * m for n, m in one.mean.segments.items()) for one in works)
+    assert part < 0.9 * whole
     # 32 prompts on 8 chips are one prefill; continued rollouts have longer prompts.
-    assert whole.prefills == {192: 1}
-    assert part.prefills[192] == 1
-    assert sum(part.prefills.values()) > 1
-    # Evaluations have no cut-off.
-    assert sampler_work(cut, lengths, prompts=32, samples=16) == whole
+    assert works[0].prefills == {192: 1}
+    assert sum(works[1].prefills.values()) > works[1].prefills[192] == 1
 
 
 def test_rows_are_packed_into_whole_micro_batches() -> None:
