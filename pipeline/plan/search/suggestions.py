@@ -98,25 +98,19 @@ def settings_text(settings: Settings) -> str:
     )
 
 
-def _with_settings(case: PlanCase, settings: Settings) -> tuple[PlanCase, Settings] | None:
-    """The case with these settings, and those that differ; None: a run would refuse them."""
-    tree, new = case.config.model_dump(), dict[str, Any]()
-    for key, value in settings.items():
-        table, _, name = key.partition(".")
-        if tree[table][name] != value:
-            tree[table][name] = new[key] = value
-    try:
-        return replace(case, config=validated(tree)), new
-    except ConfigError:
-        return None
-
-
 def _tried(case: PlanCase, plan: SizedPlan, tried: Iterable[Settings]) -> Iterator[Change]:
     """Changes by settings, without those that change nothing or that a run would refuse."""
     for settings in tried:
-        found = _with_settings(case, settings)
-        if found is not None and found[1]:
-            other, new = found
+        tree, new = case.config.model_dump(), dict[str, Any]()
+        for key, value in settings.items():
+            table, _, name = key.partition(".")
+            if tree[table][name] != value:
+                tree[table][name] = new[key] = value
+        try:
+            other = replace(case, config=validated(tree))
+        except ConfigError:
+            continue
+        if new:
             yield Change(settings_text(new), new, other, plan_again(other, plan))
 
 

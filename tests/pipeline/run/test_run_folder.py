@@ -95,9 +95,9 @@ def test_changed_rewards_are_refused_until_they_are_accepted(tmp_path: Path, fol
     end = "now none (--accept rewards)"
     assert str(caught.value).splitlines()[1:] == [
         "  rewards.functions.correct.args.strict: was none, now true (--accept rewards)",
+        f'  rewards.functions.format.function: was "rewards.format:well_formed", {end}',
         f"  rewards.functions.format.weight: was 0.1, {end}",
         f'  rewards.functions.format.on_error: was "exclude", {end}',
-        f'  rewards.functions.format.function: was "rewards.format:well_formed", {end}',
     ]
     run.check(other, accept=["rewards"])
     # Where something else changed, too, accepting the rewards is not enough.
