@@ -6,7 +6,7 @@ The rules are in `pipeline/alarm_rules.py`; `alarms.py` beside it evaluates them
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import ConfigDict, Field
 
@@ -144,7 +144,7 @@ class Alarms(Table):
 
 
 THRESHOLDS = {
-    name: Threshold(**field.json_schema_extra["threshold"])
+    name: Threshold(**cast("dict[str, Any]", field.json_schema_extra["threshold"]))
     for name, field in Alarms.model_fields.items()
     if isinstance(field.json_schema_extra, dict)
 }

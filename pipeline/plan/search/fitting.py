@@ -217,8 +217,10 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
     is_searched = config.plan.searches_placement
     placed = with_plan(config, {"placement": "colocated"})
     try:
-        keeps = saved is not None and _devices(saved) == _devices(config)
-        chosen = saved if keeps else choose_placement(PlanCase.of(config)).chosen.config
+        if saved is not None and _devices(saved) == _devices(config):
+            chosen = saved
+        else:
+            chosen = choose_placement(PlanCase.of(config)).chosen.config
     except (FileNotFoundError, ValueError):
         if is_searched:
             raise
