@@ -164,14 +164,13 @@ def _size_of(error: OutOfMemory) -> SizeName:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The sizes of a run.
+    """The sizes of a run, for which all processes are compiled.
 
     Attributes:
-        sizes: for which all processes are compiled.
+        sizes: the sizes.
         load_s: seconds in which the learner's process has loaded the base.
-        built: programs that were compiled before anything was measured; their names begin with the
-            process's.
-        measured: seconds of a step's sampling or learning by size, by setting; empty: none.
+        built: programs that were compiled before anything was measured, with the process's name.
+        measured: seconds of a step's sampling or learning by size, by setting.
     """
 
     sizes: Sizes

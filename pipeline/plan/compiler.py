@@ -93,12 +93,8 @@ def compile_programs(
 ) -> dict[str, CompilerReport]:
     """Reports on programs, from the cache or from the compiler; each is cached as it arrives.
 
-    Args:
-        config: the run, with all sizes.
-        shape: the model. An adapter of `lora.start` with separate lora_a matrices for keys and
-            values counts as one with a shared matrix.
-        programs: names of programs, see `pipeline.plan.program_names`.
-        say: receives lines of progress.
+    The configuration has all sizes; names are those of `pipeline.plan.program_names`. An adapter of
+    `lora.start` with separate lora_a matrices for keys and values counts as one with a shared one.
 
     Raises:
         NoCompiler: if a program has to be compiled and there is no compiler.

@@ -28,7 +28,7 @@ class Chip:
         bytes_per_s: peak memory bandwidth.
         link_bytes_per_s: peak bandwidth of all links to other chips together.
         layer_s: least seconds of a layer in a decode step.
-        chip_hour_usd: list price; None: unknown.
+        chip_hour_usd: list price, if known.
     """
 
     name: str
@@ -93,12 +93,7 @@ TOPOLOGIES = _topologies()
 
 
 def cpu(devices: int, *, at_once: int) -> Topology:
-    """This machine's CPU as virtual devices.
-
-    Args:
-        devices: number of devices, which share the memory.
-        at_once: number of devices that compute at the same time and share the cores.
-    """
+    """This machine's CPU as virtual devices, which share its memory; `at_once` share its cores."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     cores = os.cpu_count() or 1
     flops, speed = cores * _CORE_FLOPS / at_once, cores * _CORE_BYTES_PER_S / at_once

@@ -55,12 +55,8 @@ _BLOCK = 512  # queries whose scores exist at the same time, as in PackedAttenti
 class ProcessArrays:
     """Arrays that the programs of a process are built from, by their bytes.
 
-    Attributes:
-        config: the run, with all sizes.
-        shape: the model.
-        devices: the devices of the process.
-        quantization: quantization of the base weights in its programs.
-        adapted: whether the programs take an adapter; false: it is merged into the base.
+    `quantization` is that of the base in its programs; if they are not `adapted`, the adapter is
+    merged into the base. The configuration has all sizes.
     """
 
     config: Config
@@ -218,12 +214,7 @@ def _divides(parts: int, size: int) -> int:
 def program_memory(config: Config, shape: ModelShape, program: str) -> MemoryParts:
     """Bytes of a chip that a program uses while it runs, arguments and results included.
 
-    Parts are those of `memory.PARTS`.
-
-    Args:
-        config: the run, with all sizes.
-        shape: the model.
-        program: name of the program, see `pipeline.plan.program_names`.
+    Parts are those of `memory.PARTS`, names those of `pipeline.plan.program_names`.
     """
     kind, size = split_name(program)
     arrays = ProcessArrays.of(config, shape, program)

@@ -92,14 +92,6 @@ def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
 
 
 def compile_s(names: Sequence[str], shape: ModelShape, *, platform: str) -> float:
-    """Seconds of tracing and compiling programs one after the other.
-
-    Cached programs take less, busy cores take longer.
-
-    Args:
-        names: names of programs, as in `built_programs`.
-        shape: the model.
-        platform: the target of compilation.
-    """
+    """Seconds of tracing and compiling `built_programs` one after the other, without caches."""
     by_kind = _COMPILE_S_CPU if platform == "cpu" else _COMPILE_S_TPU
     return sum(by_kind[name.partition(" ")[0]] for name in names) * shape.layers

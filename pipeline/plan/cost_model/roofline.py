@@ -55,13 +55,7 @@ _HEAD_PASSES = 2.0
 
 @dataclass(frozen=True)
 class Seconds:
-    """An estimated time.
-
-    Attributes:
-        low: lower bound by the hardware's limits.
-        expected: value that plans are compared by.
-        regime: resource that takes most of the time.
-    """
+    """An estimated time, its lower bound by the chip's limits, and what takes most of it."""
 
     low: float
     expected: float
@@ -153,13 +147,7 @@ def _parameters(shape: ModelShape) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class RooflineModel:
-    """Times of a configuration's programs on a chip.
-
-    Attributes:
-        config: placement, dtypes and lengths; its sizes are ignored.
-        shape: the model.
-        chip: the kind of chip.
-    """
+    """Times of a configuration's programs on a chip; its sizes are ignored."""
 
     config: Config
     shape: ModelShape

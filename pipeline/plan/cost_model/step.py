@@ -33,13 +33,9 @@ _HOST_BYTES_PER_S, _SYNC_FLOOR_S = 1e9, 0.02
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """Estimate of a GRPO step.
+    """Estimate of a GRPO step: time by phase, and the rollouts and tokens that it trains on.
 
-    Attributes:
-        seconds: time by phase.
-        rollouts: rollouts that the step trains on.
-        tokens: completion tokens that the step trains on.
-        ahead: whether other chips generate and score the next step's rollouts during the update.
+    With `ahead` other chips generate and score the next step's rollouts during the update.
     """
 
     seconds: Mapping[str, Seconds]

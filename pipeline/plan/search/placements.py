@@ -45,14 +45,10 @@ def placements(config: Config, shape: ModelShape, topology: Topology) -> list[Co
 
 
 def with_placement(config: Config, placement: Mapping[str, Any]) -> Config:
-    """The configuration in another placement, not validated.
+    """The configuration in another placement, with settings of `PLACEMENT_KEYS`; not validated.
 
     Given sizes stay the same on each device, rounded down to whole shards, with at least one slot
     and one row on each.
-
-    Args:
-        config: the configuration as given.
-        placement: settings of `PLACEMENT_KEYS`; those left out have no value.
     """
     own = config.plan
     settings = dict.fromkeys(("samplers", "sampler_devices", "sampler_tp")) | dict(placement)
@@ -84,14 +80,9 @@ def step_ahead(config: Config) -> Config:
 
 
 def settings_to_set(config: Config, placed: Config, names: Iterable[str]) -> dict[str, Any]:
-    """Settings by dotted key that turn a configuration into another one, a plan of it.
+    """Settings by dotted key that turn a configuration into a plan of it.
 
-    Sizes that a run plans itself are left out; given ones are adapted to the placement.
-
-    Args:
-        config: as given.
-        placed: the other one.
-        names: settings of [plan] to compare, besides the placement and the sizes.
+    Compared are the placement, the given sizes and `names` of [plan].
     """
     own = placed_as(config, placed)
     values = {key: getattr(placed.plan, key) for key in (*PLACEMENT_KEYS, *names)}

@@ -30,13 +30,9 @@ _REMATS = ("none", "dots", "full", "offload")
 
 @dataclass(frozen=True)
 class SizeOption:
-    """Settings of a plan to try.
+    """Settings of a plan to try, and the expected seconds of the phases that they affect.
 
-    Attributes:
-        update: values of the settings.
-        seconds: expected seconds of the phases that they affect.
-        changed: number of settings that differ from the configuration's.
-        size: slots or rows of a shard, with which memory grows.
+    `changed` of them differ from the configuration's; memory grows with `size`.
     """
 
     update: Mapping[str, Any]
@@ -48,12 +44,9 @@ class SizeOption:
 def slot_options(
     model: RooflineModel, lengths: Lengths, *, free: Collection[str]
 ) -> list[SizeOption]:
-    """Options for generating rollouts, the smallest last.
+    """Options for generating rollouts, the smallest last; given slots are kept.
 
-    Args:
-        model: times of the programs in a placement; slots of its configuration are kept.
-        lengths: expected lengths.
-        free: settings of which other values than the configuration's are tried.
+    Other values than the configuration's are tried of settings that are `free`.
     """
     config, plan = model.config, model.config.plan
     sizes = sizes_up_to(max_useful_slots(config))

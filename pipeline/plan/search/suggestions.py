@@ -43,14 +43,7 @@ _MAX_MORE_CHIPS = 8
 
 @dataclass(frozen=True)
 class Change:
-    """A change, planned again.
-
-    Attributes:
-        text: the change, as settings or in words.
-        settings: settings that make the change; empty: it needs other hardware.
-        case: the planner's input with the change.
-        plan: the plan with the change.
-    """
+    """A change, planned again; without settings it needs other hardware."""
 
     text: str
     settings: Settings
