@@ -100,10 +100,7 @@ class Table(BaseModel):
     def unused(self, *keys: str, why: str, table: str = "") -> Iterator[Problem]:
         """Yields a problem for each of the keys that is set.
 
-        Args:
-            keys: without an effect.
-            why: begins with a preposition.
-            table: the dotted key of this table, in a check between tables.
+        `why` begins with a preposition; `table` is this table's key in a check between tables.
         """
         for key in self.changed(*keys):
             yield f"{table}.{key}" if table else key, f"has no effect {why}; remove it"
@@ -130,12 +127,7 @@ def is_data_file(path: str) -> bool:
 
 
 def scheme_problem(path: str, handles: tuple[str, ...] = ()) -> str | None:
-    """Describes what is wrong with a path that is a URL; None if it is valid.
-
-    Args:
-        path: the path.
-        handles: URL prefixes that are allowed.
-    """
+    """Describes what is wrong with a path that is a URL without one of these prefixes, if so."""
     scheme = _SCHEME.match(path)
     if scheme is None or path.startswith(handles):
         return None
@@ -156,11 +148,7 @@ def regex_problem(pattern: str) -> str | None:
 
 
 def checked(problem: Callable[[str], str | None]) -> AfterValidator:
-    """A pydantic validator of a single setting; it runs even if other settings are invalid.
-
-    Args:
-        problem: describes what is wrong with a value; None if it is valid.
-    """
+    """A pydantic validator of a single setting, which has no `problem`."""
 
     def check(value: str) -> str:
         what = problem(value)

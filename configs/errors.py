@@ -24,11 +24,7 @@ T = TypeVar("T")
 
 
 class ConfigError(ValueError):
-    """All mistakes of the user.
-
-    Attributes:
-        mistakes: one line each: the place, the given value and a valid one. `str` joins the lines.
-    """
+    """All mistakes of the user, one line each: the place, the given value and a valid one."""
 
     def __init__(self, *mistakes: str) -> None:
         """Stores one line for each mistake."""
@@ -41,11 +37,7 @@ class ConfigError(ValueError):
 
 
 class MistakeCollector:
-    """Collects the mistakes of independent checks, to report them together.
-
-    Args:
-        mistakes: lines for mistakes that were found before.
-    """
+    """Collects mistakes of independent checks, beside those found before, to tell all at once."""
 
     def __init__(self, mistakes: Iterable[str] = ()) -> None:
         self._errors: list[Exception] = [ConfigError(line) for line in mistakes]

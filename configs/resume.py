@@ -83,10 +83,7 @@ def hardware_id(config: Mapping[str, Any]) -> str:
 def code_changes(old_code: Mapping[str, str], new_code: Mapping[str, str]) -> list[Change]:
     """The parts whose code has changed: `rewards.functions.NAME.code`, with short hashes.
 
-    Args:
-        old_code: SHA-256 of the file that defines each part, by name; a part that is missing here
-            or in `new_code` is not compared.
-        new_code: the same of the resume.
+    Both map the names of parts to the SHA-256 of their files; parts in both are compared.
     """
     return [
         (f"{_FUNCTIONS}.{name}.code", old_code[name][:_DIGITS], new_code[name][:_DIGITS])
