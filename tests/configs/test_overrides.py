@@ -56,12 +56,6 @@ def test_a_text_becomes_the_settings_value(key: str, text: str, value: object) -
     assert type(result) is type(value)
 
 
-@given(TEXT)
-def test_any_string_survives_in_quotes(value: str) -> None:
-    assert read_value(show_value(value)) == value
-    assert applied("prompt.system", show_value(value)) == value
-
-
 VALUES = st.recursive(
     st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | TEXT,
     lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),

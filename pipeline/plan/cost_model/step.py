@@ -22,9 +22,6 @@ from pipeline.plan.cost_model.workload import (
 )
 from pipeline.plan.lengths import Lengths
 
-PHASES = ("prefill", "decode", "score", "update", "sync", "rewards")
-"""Phases of a step; sync: the samplers load the new adapter."""
-
 _REWARD_S, _REWARD_FLOOR_S = 0.5e-3, 0.05
 """Seconds of rewards, text and records: per rollout, and per step."""
 _HOST_BYTES_PER_S, _SYNC_FLOOR_S = 1e9, 0.02

@@ -81,12 +81,6 @@ def test_everything_estimated_is_marked(found: Planned) -> None:
             assert mark.startswith("~") or number in given, one
 
 
-def test_a_small_budget_is_told() -> None:
-    figures, text = plan_report(of_preset(("budget.time", "3m"), model="gemma3_1b"))
-    assert not figures["budget"]["enough"]
-    assert any("TOO SMALL for a step" in one for one in text)
-
-
 def test_the_suggested_settings_make_the_plan(found: Planned) -> None:
     figures, _ = plan_report(found)
     best = figures["compared"][0]["set"].items()

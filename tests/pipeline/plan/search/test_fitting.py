@@ -163,32 +163,22 @@ def test_a_resume_keeps_the_placement_on_as_many_devices() -> None:
     assert with_chosen_placement(four_b(remat="dots"), other).plan.remat == "dots"
 
 
-def test_auto_keeps_given_settings_and_is_colocated_where_nothing_is_planned(
-    tmp_path: Path,
-) -> None:
+def test_auto_keeps_given_settings() -> None:
     run = with_chosen_placement(four_b(remat="dots", prefill_tokens="2048"), None)
     assert (run.plan.remat, run.plan.prefill_tokens) == ("dots", 2048)
     assert with_chosen_placement(four_b(), None).plan.remat == "none"
-    one = [("plan.placement", "auto"), ("plan.samplers", "none"), ("plan.sampler_devices", "none")]
-    run = with_chosen_placement(demo(tmp_path, *one), None)
-    assert (run.plan.placement, run.plan.learner_devices) == ("colocated", 2)
 
 
-def test_auto_on_a_cpu_is_colocated_with_what_the_plan_prints():
-    settings = {
-        "plan.placement": "auto",
-        "plan.samplers": "none",
-        "plan.sampler_devices": "none",
-        "plan.learner_devices": "1",
-    }
-    config = load_config(PROJECT / "configs/demo.toml", list(settings.items()))
+def test_auto_on_a_cpu_is_colocated_with_what_the_plan_prints(tmp_path: Path) -> None:
+    none = [(f"plan.{key}", "none") for key in ("samplers", "sampler_devices")]
+    auto = (("plan.placement", "auto"), *none)
+    config = demo(tmp_path, *auto)
     run = with_chosen_placement(config, None)
     chosen = choose_placement(PlanCase.of(config)).chosen.config
-    assert run.plan.placement == "colocated"
+    assert (run.plan.placement, run.plan.learner_devices) == ("colocated", 2)
     assert run.plan.remat == chosen.plan.remat == "none"
     slower = with_plan(run, {"remat": "dots"})
     assert with_chosen_placement(config, slower).plan.remat == "dots"
     # The shape of a model of the hub may be unknown before the download.
-    tuned = [*settings.items(), ("model.path", "hf://me/gemma-tuned")]
-    unknown = with_chosen_placement(load_config(PROJECT / "configs/demo.toml", tuned), None)
+    unknown = with_chosen_placement(demo(tmp_path, *auto, ("model.path", "hf://me/tuned")), None)
     assert unknown.plan == with_plan(config, {"placement": "colocated"}).plan
