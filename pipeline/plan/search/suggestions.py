@@ -23,14 +23,13 @@ from pipeline.plan.search.fitting import (
     choose_placement,
     plan_again,
 )
-from pipeline.plan.search.placements import IMPORTANCE_CAP
 
 Settings = Mapping[str, Any]
 """Values by dotted key; None removes the setting."""
 
 _FREE_SIZES = {"plan.slots": None, "plan.micro_batch_tokens": None}
 """Without these settings a run plans its sizes itself."""
-_CAPPED = {"learner.importance_cap": IMPORTANCE_CAP}
+_CAPPED = {"learner.importance_cap": 2.0}
 _NO_TOP_K = {"learner.kl_top_k": 64}
 _CUT_OFFS = (0.9, 0.75)
 """Shares of the rollouts that must finish; while the longest ones finish, most slots are empty."""
@@ -117,8 +116,7 @@ def _speed_settings(config: Config, chosen: SizedPlan) -> Iterator[Settings]:
         yield {"plan.rollout_weights": "merged"} | (_CAPPED if rounds else {})
     yield {"learner.share_prefix": not config.shares_prefix}
     older = {} if learner.importance_cap else _CAPPED
-    placed = chosen.config
-    if placed.plan.placement == "split" and placed.rollout.ahead == "off":
+    if chosen.config.plan.placement == "split" and rollout.ahead == "off":
         yield {"rollout.ahead": "one"} | older
     top_k = {} if learner.teacher is not None else _NO_TOP_K
     yield {"learner.kl_coef": 0, "learner.kl": "k3", **top_k}
