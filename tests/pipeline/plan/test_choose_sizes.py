@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,30 +45,22 @@ def _project(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)  # the demo's model has a relative path
 
 
+@dataclass
 class Process:
     """A process whose memory holds some sizes, and whose programs take given times.
 
-    Attributes:
-        prepared: sizes that it was compiled for, in order.
-        timed: the size of each measurement.
-        clock: advanced by each measurement.
+    `prepared` are the sizes that it was compiled for, `timed` those of each measurement, which
+    advances the clock.
     """
 
-    def __init__(
-        self,
-        *,
-        most: Sizes | None = None,
-        share: float | None = None,
-        segment_s: Callable[[int], float] = lambda _: 1.0,
-        micro_batch_s: Callable[[int], float] = lambda _: 1.0,
-        takes_s: float = 1.0,
-    ) -> None:
-        self.most = most or Sizes(10**6, 10**6)
-        self.share, self.takes_s = share, takes_s
-        self._segment_s, self._micro_batch_s = segment_s, micro_batch_s
-        self.prepared: list[Sizes] = []
-        self.timed: list[int] = []
-        self.clock = 0.0
+    most: Sizes = Sizes(10**6, 10**6)
+    share: float | None = None
+    segment_s: Callable[[int], float] = lambda _: 1.0
+    batch_s: Callable[[int], float] = lambda _: 1.0
+    takes_s: float = 1.0
+    prepared: list[Sizes] = field(default_factory=list)
+    timed: list[int] = field(default_factory=list)
+    clock: float = 0.0
 
     async def prepare(self, sizes: Sizes) -> Ready:
         if sizes.slots > self.most.slots:
@@ -84,11 +77,11 @@ class Process:
         slots = self.prepared[-1].slots
         self._measured(slots)
         ladder = [slots // 2**n for n in range(4)]
-        return SamplerTimes({n: self._segment_s(n) for n in ladder}, {52: 0.1})
+        return SamplerTimes({n: self.segment_s(n) for n in ladder}, {52: 0.1})
 
     async def micro_batch_s(self) -> float:
         self._measured(self.prepared[-1].micro_batch_tokens)
-        return self._micro_batch_s(self.prepared[-1].micro_batch_tokens)
+        return self.batch_s(self.prepared[-1].micro_batch_tokens)
 
     def _measured(self, size: int) -> None:
         self.timed.append(size)
@@ -146,7 +139,7 @@ def test_the_fastest_of_planned_half_and_double_is_chosen() -> None:
     assert slots[:2] == [first.slots, first.slots // 2]
     assert slots[2] <= 2 * first.slots  # not more than the rollouts of a step
     # Segments take the same time with more slots; micro-batches take more than in proportion.
-    process = Process(micro_batch_s=lambda size: float(size**2))
+    process = Process(batch_s=lambda size: float(size**2))
     found, said = choose(config, process)
     assert process.timed == [*slots, *tokens]
     assert found.sizes == Sizes(slots[2], tokens[1]) == process.prepared[-1]
@@ -154,7 +147,7 @@ def test_the_fastest_of_planned_half_and_double_is_chosen() -> None:
     assert f"sizes (measured): {slots[2]} slots" in said[-1]
     one, _ = choose(demo(("plan.micro_batch_tokens", "none"), LONG), Process())
     assert (one.sizes.slots, list(one.measured)) == (192, ["micro_batch_tokens"])
-    slower = Process(segment_s=lambda n: float(n**2), micro_batch_s=lambda size: size**0.5)
+    slower = Process(segment_s=lambda n: float(n**2), batch_s=lambda size: size**0.5)
     assert choose(config, slower)[0].sizes == Sizes(slots[1], tokens[2])
 
 
