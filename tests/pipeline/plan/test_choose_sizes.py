@@ -30,6 +30,7 @@ from pipeline.protocols import Learner, NothingSmaller, OutOfMemory, Sampler, Sa
 from pipeline.run.console import Console
 from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
 
+ANY = Sizes(10**6, 10**6)
 LONG = ("budget.steps", "10000")
 """Steps of a run that compares sizes."""
 
@@ -53,7 +54,7 @@ class Process:
     advances the clock.
     """
 
-    most: Sizes = Sizes(10**6, 10**6)
+    most: Sizes = ANY
     share: float | None = None
     segment_s: Callable[[int], float] = lambda _: 1.0
     batch_s: Callable[[int], float] = lambda _: 1.0
