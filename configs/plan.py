@@ -238,24 +238,15 @@ class Plan(Table):
             tp = self.tp_of_sampler
             checks.append(("sampler_devices", self.devices_per_sampler, "sampler_tp", tp))
         for key, devices, what, ways in checks:
-            problem = f"must be a multiple of {what} = {ways}"
-            if devices % ways == 0:
-                problem = "must be 1, 4 or 8 TPU chips of a host"
+            needs, valid = f"a multiple of {what} = {ways}", nearest_multiples(devices, ways)
+            is_leased = True
+            if self.platform == "tpu":
+                needs += ", and 1, 4 or 8 TPU chips of a host"
+                valid = " or ".join(str(size) for size in TPU_LEASES if size % ways == 0)
                 of_several = self.searches_placement and devices > _HOST
-                if self.platform != "tpu" or devices in TPU_LEASES or of_several:
-                    continue
-            nearest = self._nearest_devices(devices, ways)
-            remedy = f"nearest valid: {nearest}" if nearest else f"{what} must be 1, 2, 4 or 8"
-            yield key, f"{problem}; {remedy}"
-
-    def _nearest_devices(self, devices: int, ways: int) -> str:
-        """The valid device counts next to `devices` that are multiples of `ways`, or "": none."""
-        if self.platform != "tpu":
-            return nearest_multiples(devices, ways)
-        valid = [size for size in TPU_LEASES if size % ways == 0]
-        below = [size for size in valid if size < devices][-1:]
-        above = [size for size in valid if size > devices][:1]
-        return " or ".join(map(str, below + above))
+                is_leased = devices in TPU_LEASES or of_several
+            if devices % ways or not is_leased:
+                yield key, f"must be {needs}; nearest valid: {valid or 'none'}"
 
     @property
     def searches_placement(self) -> bool:

@@ -44,7 +44,7 @@ CONFLICTS = [
     ),
     ("plan.learner_devices=4; .fsdp=3; .tp=2", "plan.learner_devices: x tp = 6; nearest valid: 6"),
     ("plan.sampler_devices=3; .sampler_tp=2", "plan.sampler_devices: = 2; nearest valid: 2 or 4"),
-    ("plan.platform=tpu; .learner_devices=6", "plan.learner_devices: host; nearest valid: 4 or 8"),
+    ("plan.platform=tpu; .learner_devices=6", "plan.learner_devices: nearest valid: 1 or 4 or 8"),
     ("plan.placement=colocated; .sampler_tp=2", "plan.sampler_tp: has no effect in colocated"),
     ("plan.placement=auto; .samplers=1", "plan.samplers: needs a plan.placement that is set, and"),
     (
