@@ -13,7 +13,6 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.load import validated
-from configs.rollout import Rollout
 from configs.schema import Config
 from configs.toml_text import show_value
 from pipeline.plan.cost_model.hardware import TOPOLOGIES, topology_of
@@ -146,26 +145,10 @@ def _memory_settings(case: PlanCase) -> Iterator[Sequence[Settings]]:
     after = kinds.index(plan.remat) + 1 if plan.remat in kinds else 0
     yield [{"plan.remat": kind} for kind in kinds[after:]]
     yield [{"lora.rank": rank} for rank in _halves(config.lora.rank)]
-    yield [_row_settings(config, rollout)] if plan.row_tokens is not None else []
-    shorter = [{"max_new_tokens": most} for most in _halves(rollout.max_new_tokens)]
-    yield [
-        {
-            "rollout.max_new_tokens": most["max_new_tokens"],
-            **_row_settings(config, rollout.model_copy(update=most)),
-        }
-        for most in shorter
-    ]
-
-
-def _row_settings(config: Config, rollout: Rollout) -> Settings:
-    """The shortest rows for these rollouts, as many of them in a micro-batch as before."""
-    plan, row = config.plan, rollout.max_tokens
-    if plan.row_tokens is None:  # stays the default
-        row = config.model_copy(update={"rollout": rollout}).row_tokens
-    found = {"plan.row_tokens": None if plan.row_tokens is None else row}
-    if plan.micro_batch_tokens is not None:
-        found["plan.micro_batch_tokens"] = plan.micro_batch_tokens // config.row_tokens * row
-    return found
+    # Shorter rows, and sizes that are whole with them.
+    planned = _FREE_SIZES | {"plan.row_tokens": None}
+    yield [planned]
+    yield [{"rollout.max_new_tokens": n} | planned for n in _halves(rollout.max_new_tokens)]
 
 
 def _halves(value: int) -> list[int]:

@@ -74,7 +74,7 @@ FOUR = "gemma3_4b"
 TIGHT = (("plan.slots", "4096"), ("plan.hbm_gib", "5"))
 TOO_LARGE = [
     ("v5e-1", (*FREE, ("plan.hbm_gib", "9")), ['model.quantization = "int8"', "lora.rank = 16"]),
-    ("v5e-8", TIGHT, ["rollout.max_new_tokens = 88, "]),  # no single change is enough
+    ("v5e-8", TIGHT, ['model.quantization = "nf4", ']),  # no single change is enough
     ("v5e-8", (("plan.rollout_weights", "merged"), ("learner.importance_cap", "2")), []),
 ]
 
