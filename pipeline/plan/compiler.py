@@ -83,6 +83,11 @@ class CompilerReport:
     modelled_s: float = 0.0
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
+    @property
+    def size(self) -> str:
+        """The memory in words."""
+        return "of unknown size" if self.hbm_bytes is None else f"={self.hbm_bytes / GIB:.2f} GiB"
+
 
 def compile_programs(
     config: Config,
@@ -165,7 +170,9 @@ def _compile(
             for number, line in enumerate(child.stdout, start=1):
                 program, figures = json.loads(line)
                 report = CompilerReport(**figures)
-                say(f"[{number}/{len(programs)}] {program}: {_text(report)}")
+                fits = "" if report.fits else "does not fit: "
+                done = f"[{number}/{len(programs)}] {program}"
+                say(f"{done}: {fits}{report.size}, {report.compile_s:.0f} s")
                 yield program, report
             status = child.wait()
         finally:
@@ -189,11 +196,6 @@ def _child(errors: Any) -> subprocess.Popen[str]:
         text=True,
         env=os.environ | TPU_COMPILER | {"PYTHONPATH": os.pathsep.join(paths)},
     )
-
-
-def _text(report: CompilerReport) -> str:
-    size = "" if report.hbm_bytes is None else f"={report.hbm_bytes / GIB:.2f} GiB, "
-    return f"{'' if report.fits else 'does not fit: '}{size}{report.compile_s:.0f} s"
 
 
 def _load(about: Mapping[str, Any]) -> CompilerReport | None:

@@ -19,7 +19,6 @@ from pipeline.plan.cost_model.programs import phase_programs
 from pipeline.plan.cost_model.step import StepEstimate
 from pipeline.plan.search.fitting import PlanCase, SizedPlan, plan_again
 from pipeline.plan.sizes import validated
-from pipeline.plan.topology import GIB
 
 _LEAST_OVERSIZE = 1.01
 """Least memory of a program that does not fit, as a multiple of the limit; used where the compiler
@@ -62,7 +61,7 @@ def verify(case: PlanCase, plan: SizedPlan, *, say: Say) -> Verified:
     is_given = plan.configured and not case.config.plan.planned_sizes
     while not _all_fit(programs) and not is_given:
         searched += [
-            f"{name} does not fit: {_needed(one.report)}"
+            f"{name} does not fit: {one.report.size}"
             for name, one in programs.items()
             if not one.report.fits
         ]
@@ -126,9 +125,3 @@ def _with_compiled_memory(case: PlanCase, plan: SizedPlan, programs: Checks) -> 
 
 def _all_fit(programs: Checks) -> bool:
     return all(program.report.fits for program in programs.values())
-
-
-def _needed(report: CompilerReport) -> str:
-    if report.hbm_bytes is None:
-        return "by an unknown amount"
-    return f"={report.hbm_bytes / GIB:.2f} GiB in use on the chip"

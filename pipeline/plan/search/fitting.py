@@ -21,7 +21,7 @@ from pipeline.plan.cost_model.hardware import (
     has_own_topology,
     topology_of,
 )
-from pipeline.plan.cost_model.memory import RESIDENT, estimate_memory
+from pipeline.plan.cost_model.memory import estimate_memory
 from pipeline.plan.cost_model.program_memory import MemoryParts
 from pipeline.plan.cost_model.roofline import RooflineModel
 from pipeline.plan.cost_model.step import StepEstimate, estimate_step
@@ -41,6 +41,8 @@ COMPILED_RESERVE = 0.01
 """Share of the memory left free where the compiler reports sizes, for fragmentation."""
 _TIE = 0.01
 """Options whose seconds differ by at most this share count as equally fast."""
+_PARTS_NAMED = 3
+"""Parts of the memory that are named where it is not enough."""
 _CHOSEN_WITH_SIZES = ("segment_steps", "prefill_tokens", "remat")
 _CHOSEN_WITH_PLACEMENT = (*_CHOSEN_WITH_SIZES, "per_layer_embeddings")
 """Settings chosen together with a placement that is not the configuration's."""
@@ -284,21 +286,13 @@ def plan_again(case: PlanCase, plan: SizedPlan) -> SizedPlan:
 
 
 def shortage(case: PlanCase, plan: SizedPlan) -> str:
-    """Why a plan does not fit, by estimate; what no size can reduce is named first."""
-    full, limit = plan.fullest, f"GiB of the {case.limit_bytes / GIB:.2f} that may be used"
-    parts = plan.memory[full]
-    base, resident = parts["base"], sum(parts[name] for name in RESIDENT)
+    """Why a plan does not fit, by estimate: the fullest phase with its largest parts."""
+    limit = f"{case.limit_bytes / GIB:.2f} that may be used"
     if case.may_use_host and not plan.config.plan.embeddings_in_host:
         limit += ' (plan.per_layer_embeddings = "host" needs less)'
-    if base > case.limit_bytes:
-        copied = plan.config.plan.rollout_weights != "shared"
-        what = "the base and its copy for rollouts alone take" if copied else "the base alone takes"
-        return f"{what} ~{base / GIB:.2f} {limit}"
-    if resident > case.limit_bytes:
-        what = f"base, adapter and optimizer alone take ~{resident / GIB:.2f} {limit}"
-        return f"{what}, in {full}"
-    ((largest, size),) = parts.most_common(1)
-    return f"{full} takes ~{plan.peak_bytes / GIB:.2f} {limit}, {largest} ~{size / GIB:.2f}"
+    largest = plan.memory[plan.fullest].most_common(_PARTS_NAMED)
+    parts = ", ".join(f"{name} ~{size / GIB:.2f}" for name, size in largest)
+    return f"{plan.fullest} takes ~{plan.peak_bytes / GIB:.2f} GiB of the {limit}: {parts}"
 
 
 def estimate_plan(

@@ -97,18 +97,10 @@ def test_the_suggested_settings_make_the_plan(found: Planned) -> None:
     assert fastest.count(" = ") == len(given["compared"][0]["set"])
 
 
-@pytest.mark.parametrize(
-    ("gib", "what"),
-    [
-        (7.0, "the base alone takes ~7.23 GiB of the 6.65"),
-        (8.0, "base, adapter and optimizer alone take ~8.07 GiB of the 7.60 that may be used, in"),
-        (9.0, "prefill takes ~11.44 GiB of the 8.55"),
-    ],
-)
-def test_a_plan_that_does_not_fit_names_the_shortage(gib: float, what: str) -> None:
-    figures, text = plan_report(of_preset(gib=gib))
+def test_a_plan_that_does_not_fit_names_the_shortage() -> None:
+    figures, text = plan_report(of_preset(gib=7.0))
     short = figures["plan"]["short"]
-    assert short.startswith(what)
+    assert short.startswith("prefill takes ~11.44 GiB of the 6.65 that may be used: base ~7.23, kv")
     assert line(text, "  DOES NOT FIT") == f"  DOES NOT FIT: {short}"
     assert not any(one.startswith(("  settings for it", "seconds of a step")) for one in text)
     before, _, after = line(text, "as configured ").partition("  does not fit: ")

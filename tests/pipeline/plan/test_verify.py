@@ -85,7 +85,7 @@ CASES = [
         {"ratio": {"decode": 2.0, "prefill": 2.0}, "silent": True},
         True,
         OF_SAMPLER,
-        "does not fit: by an unknown amount",
+        "does not fit: of unknown size",
     ),
     (FREE, {"ratio": dict.fromkeys(PHASES, 9.0)}, False, OF_LEARNER | OF_SAMPLER, "no smaller siz"),
     # Given sizes are not searched.
