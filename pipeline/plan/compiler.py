@@ -56,7 +56,7 @@ Say = Callable[[str], None]
 """Receives a line of progress."""
 
 
-class NoCompiler(Exception):  # noqa: N818  # not an error: the plan is estimated then
+class NoCompiler(ValueError):  # noqa: N818  # what is missing, not what went wrong
     """This machine has no TPU compiler."""
 
 

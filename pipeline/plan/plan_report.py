@@ -43,14 +43,13 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Planned:
-    """The result of planning; `why_estimated` is why a requested verification did not happen."""
+    """The result of planning."""
 
     case: PlanCase
     choice: PlacementChoice
     forecast: Forecast
     changes: Sequence[Change] = ()
     verified: Verified | None = None
-    why_estimated: str | None = None
 
     @property
     def plan(self) -> SizedPlan:
@@ -218,7 +217,7 @@ def _placement(one: SizedPlan, found: Planned) -> Figures:
 def _verified(found: Planned) -> Figures:
     verified = found.verified
     if verified is None:
-        return {"by_compiler": False, "why_not": found.why_estimated}
+        return {"by_compiler": False}
     return {
         "by_compiler": True,
         **_COMPILER,
