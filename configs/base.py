@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
 from configs.toml_text import PASSWORD
@@ -40,9 +40,6 @@ _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\S+)?")
 # No more digits than a date can hold.
 _DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,7})h)?(?:(\d{1,9})m)?(?:(\d{1,10})s)?", re.ASCII)
 _DURATION_UNITS_S = (86_400, 3_600, 60, 1)
-
-_NO_STORES = {"memory", "http", "https", "data", "zip", "tar"}
-"""Protocols of fsspec that end with the process, or that cannot be written."""
 
 OnResume = Literal["alters", "free", "hardware", "accepted", "rewards"]
 ALTERS: JsonDict = {"on_resume": "alters"}
@@ -103,21 +100,10 @@ class Table(BaseModel):
     def unused(self, *keys: str, why: str, table: str = "") -> Iterator[Problem]:
         """Yields a problem for each of the keys that is set.
 
-        Args:
-            keys: without an effect.
-            why: begins with a preposition.
-            table: the dotted key of this table, in a check between tables.
+        `why` begins with a preposition; `table` is this table's key in a check between tables.
         """
         for key in self.changed(*keys):
             yield f"{table}.{key}" if table else key, f"has no effect {why}; remove it"
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_huge(cls, value: object) -> object:
-        # TOML has integers of 64 bits; Python's parser takes any.
-        if isinstance(value, int) and value.bit_length() > 63:
-            raise ValueError("an integer of more than 64 bits")
-        return value
 
 
 FreeTable = dict[str, Any]
@@ -141,12 +127,7 @@ def is_data_file(path: str) -> bool:
 
 
 def scheme_problem(path: str, handles: tuple[str, ...] = ()) -> str | None:
-    """Describes what is wrong with a path that is a URL; None if it is valid.
-
-    Args:
-        path: the path.
-        handles: URL prefixes that are allowed.
-    """
+    """Describes what is wrong with a path that is a URL without one of these prefixes, if so."""
     scheme = _SCHEME.match(path)
     if scheme is None or path.startswith(handles):
         return None
@@ -167,11 +148,7 @@ def regex_problem(pattern: str) -> str | None:
 
 
 def checked(problem: Callable[[str], str | None]) -> AfterValidator:
-    """A pydantic validator of a single setting; it runs even if other settings are invalid.
-
-    Args:
-        problem: describes what is wrong with a value; None if it is valid.
-    """
+    """A pydantic validator of a single setting, which has no `problem`."""
 
     def check(value: str) -> str:
         what = problem(value)
@@ -278,8 +255,6 @@ def mirror_problem(url: str) -> str | None:
             "contains a user's key or password; set it in the environment, as the library of "
             f"{scheme}:// documents, and remove it from the URL"
         )
-    if scheme in _NO_STORES:
-        return f"{scheme}:// cannot keep a run; use s3://, gs://, hf://buckets/ or a folder"
     if scheme == "hf" and not rest.startswith("buckets/"):
         return "hf:// needs a bucket, hf://buckets/USER/NAME: in a repository each file is a commit"
     return None

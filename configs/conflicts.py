@@ -34,11 +34,9 @@ def problems(config: Config) -> Iterator[Problem]:
 
 
 def without(table: T, *keys: str) -> T:
-    """A copy of the table without these settings; reading one of them raises `MissingSetting`.
+    """A copy without these dotted keys; reading one of them raises `MissingSetting`.
 
-    Args:
-        table: a table, or the whole configuration.
-        keys: dotted keys; of a list all elements are left out.
+    Of a list all elements are left out.
     """
     rest = table.model_copy()
     for key in keys:

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from pydantic import ValidationError
 
 from configs.base import MissingSetting
-from configs.nearest import NO_KEY, nearest_keys, nearest_value, sibling_names
+from configs.nearest import nearest_keys, nearest_value
 from configs.settings import Setting, find_setting
 from configs.toml_text import show_value
 
@@ -24,11 +24,7 @@ T = TypeVar("T")
 
 
 class ConfigError(ValueError):
-    """All mistakes of the user.
-
-    Attributes:
-        mistakes: one line each: the place, the given value and a valid one. `str` joins the lines.
-    """
+    """All mistakes of the user, one line each: the place, the given value and a valid one."""
 
     def __init__(self, *mistakes: str) -> None:
         """Stores one line for each mistake."""
@@ -41,11 +37,7 @@ class ConfigError(ValueError):
 
 
 class MistakeCollector:
-    """Collects the mistakes of independent checks, to report them together.
-
-    Args:
-        mistakes: lines for mistakes that were found before.
-    """
+    """Collects mistakes of independent checks, beside those found before, to tell all at once."""
 
     def __init__(self, mistakes: Iterable[str] = ()) -> None:
         self._errors: list[Exception] = [ConfigError(line) for line in mistakes]
@@ -107,17 +99,10 @@ class Mistake:
 
 def unknown_key(path: Path, prefix: str = "") -> Mistake:
     """The mistake of setting the unknown key `path`; `prefix` precedes suggested keys."""
-    name = str(path[-1]).replace("-", "_")
-    instead = NO_KEY.get("use_vllm" if name.startswith("vllm_") else name)
-    if instead is not None:
-        return Mistake(path, f"unknown: {instead}")
     meant = [prefix + key for key in nearest_keys(path)]
     if meant:
         return Mistake(path, f"unknown; did you mean {' or '.join(meant)}?")
-    table = ".".join(map(str, path[:-1]))
-    names = sibling_names(path)
-    has = f"; {table or 'the configuration'} has {', '.join(names)}" if names else ""
-    return Mistake(path, f"unknown{has}")
+    return Mistake(path, "unknown; docs/from_trl.md has our names for those of TRL, verl, OpenRLHF")
 
 
 def explain_validation(error: ValidationError) -> Iterator[Mistake]:

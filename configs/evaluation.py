@@ -14,10 +14,6 @@ EXACT_ANSWER, WEIGHTED_SUM = "exact_answer", "reward"
 """Values of `eval.metric` besides the names of reward parts."""
 
 
-_LEAST_TEMPERATURE = 0.01
-"""Scores divided by less can overflow."""
-
-
 class Eval(Table):
     """The evaluation protocol, equal for the base and the tuned model."""
 
@@ -61,8 +57,6 @@ class Eval(Table):
 
     def conflicts(self) -> Iterator[Problem]:
         """Answers can differ, one interval is set, the sets have different names."""
-        if 0 < self.temperature < _LEAST_TEMPERATURE:
-            yield "temperature", f"must be 0, or at least {_LEAST_TEMPERATURE}"
         if self.samples > 1 and self.temperature == 0:
             what = "needs eval.temperature above 0: greedy answers are equal; nearest valid: 1"
             yield "samples", what

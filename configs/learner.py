@@ -73,7 +73,6 @@ class Learner(Table):
         json_schema_extra=NO_PROGRAM,
     )
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of the adapter")
-    adam_b1: float = Field(0.9, ge=0, lt=1, description="AdamW beta1: first-moment decay")
     adam_b2: float = Field(0.99, ge=0, lt=1, description="AdamW beta2: second-moment decay")
     max_grad_norm: float = Field(
         1.0, gt=0, description="global norm to which gradients are clipped"

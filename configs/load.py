@@ -42,13 +42,9 @@ _REQUIRED: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ReadConfig:
-    """A configuration and its mistakes.
+    """A configuration, its mistakes, and what was assumed: one line each.
 
-    Attributes:
-        config: the configuration. Settings with a mistake have no value: reading one of them
-            raises `configs.base.MissingSetting`.
-        mistakes: one line each.
-        assumed: what this machine implied, and which sizes were rounded; one line each.
+    Settings with a mistake have no value: reading one of them raises `MissingSetting`.
     """
 
     config: Config
@@ -72,12 +68,7 @@ def load_config(
     *,
     say: Callable[[str], object] | None = None,
 ) -> Config:
-    """Reads a configuration as `read_config` and refuses mistakes.
-
-    Args:
-        path: as for `read_config`.
-        overrides: as for `read_config`.
-        say: receives the lines of `ReadConfig.assumed`.
+    """Reads a configuration as `read_config` and refuses mistakes; `say` receives what is assumed.
 
     Raises:
         ConfigError: with all mistakes, one line each.
@@ -96,10 +87,6 @@ def read_config(path: str | Path, overrides: Sequence[Override] = ()) -> ReadCon
 
     Relative paths become absolute: those of data, models, adapters and reward functions in a TOML
     file relative to its folder, `run.dir` and paths in `overrides` relative to `configs.base.home`.
-
-    Args:
-        path: the TOML file, or the run folder, which contains `config.json`.
-        overrides: dotted keys and their texts, as `configs.cli.parse` returns them.
 
     Raises:
         ConfigError: if the file cannot be read, or an earlier version wrote the run folder.
@@ -182,17 +169,12 @@ def presets() -> list[str]:
 
 def presets_hint() -> str:
     """Where the presets are and their names, for the end of a message."""
-    names = presets()
-    if Path.cwd() == _PRESETS.parent:
-        return f"presets: {', '.join(names)}"
-    return f"presets in {_PRESETS}: {', '.join(Path(name).name for name in names)}"
+    return f"presets in {_PRESETS}: {', '.join(Path(name).name for name in presets())}"
 
 
 def _read(path: Path) -> dict[str, Any]:
     if path.is_dir():
         return _read_run(path)
-    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-        raise ConfigError(f"{path}: not a file; {presets_hint()}")
     try:
         text = path.read_text(encoding="utf-8-sig")
         return dict(long_form(tomllib.loads(text), path.absolute().parent))
@@ -219,12 +201,8 @@ def _validate(
 ) -> tuple[Config, list[Mistake]]:
     """Validates the settings one by one, and then whether they suit each other.
 
-    Args:
-        tree: the settings.
-        known: mistakes of overrides that are not in `tree`.
-
-    Returns:
-        The configuration without the settings that have a mistake; all mistakes.
+    Returns the configuration without the settings that have a mistake, and all mistakes, those
+    `known` included.
     """
     found = list(known)
     try:

@@ -28,6 +28,8 @@ _HOST = TPU_LEASES[-1]
 HEAD_TOKENS, HEAD_VOCAB = 2048, 8192
 """Positions and entries of the vocabulary per device whose logits exist at the same time. The top k
 and sampling without truncation have blocks of their own."""
+LAYER_TOKENS = 2048
+"""Positions per device that a layer computes at a time in the gradient; at least one row."""
 
 
 class Plan(Table):
@@ -104,8 +106,8 @@ class Plan(Table):
     )
     slot_buckets: PositiveInts | None = Field(
         None,
-        description="smaller slot counts, descending, to which a sampler compacts its last "
-        "rollouts; default: slots halved up to three times",
+        description="smaller slot counts to which a sampler compacts its last rollouts, as far as "
+        "they are whole on each of its devices; default: slots halved up to three times",
         json_schema_extra=NO_PROGRAM,
     )
     kv_cache: Literal["model", "int8"] = Field(
@@ -182,12 +184,6 @@ class Plan(Table):
         "input stored in host memory",
         json_schema_extra=OF_LEARNER,
     )
-    layer_tokens: int = Field(
-        2048,
-        ge=1,
-        description="tokens per device that a layer computes at a time in the gradient",
-        json_schema_extra=OF_LEARNER,
-    )
     attention: Literal["blocked", "splash"] | None = Field(
         None,
         description="attention of the learner. blocked: in blocks of queries; splash: JAX's splash "
@@ -210,10 +206,6 @@ class Plan(Table):
         elif self.gpu is None and self.hbm_gib is None:
             for key in self.planned_sizes:
                 yield key, "is required on a gpu without plan.gpu and plan.hbm_gib; set one of them"
-        if self.slots is not None:
-            yield from self._slot_problems(self.slots)
-        else:
-            yield from self.unused("slot_buckets", why="without plan.slots")
         if self.attention == "splash" and self.platform != "tpu":
             what = f'needs plan.platform = "tpu", not "{self.platform}"; nearest valid: "blocked"'
             yield "attention", what
@@ -232,23 +224,13 @@ class Plan(Table):
                     what = 'needs a plan.placement that is set, and it is "auto"; set it, or remove'
                     yield key, f"{what} this key"
         if self.searches_placement:
-            why = 'with plan.placement = "auto"'
-            yield from self.unused("slot_buckets", why=why)
             chips = self.learner_devices
             nearest = 1 << (chips.bit_length() - 1)
             if chips > _HOST and chips != nearest:
-                yield "learner_devices", f"{why} must be a power of two; nearest valid: {nearest}"
+                what = f'with plan.placement = "auto" must be a power of two; nearest: {nearest}'
+                yield "learner_devices", what
                 return
         yield from self._mesh_problems()
-
-    def _slot_problems(self, slots: int) -> Iterator[Problem]:
-        shards, buckets = self.sampler_shards, self.slot_buckets or ()
-        valid = {size for size in buckets if size < slots and size % shards == 0}
-        if buckets != tuple(sorted(valid, reverse=True)):
-            what = f"must be descending and below slots = {slots}"
-            if shards > 1:
-                what += f", in multiples of a sampler's {shards} shards"
-            yield "slot_buckets", f"{what}; nearest valid: {sorted(valid, reverse=True)}"
 
     def _mesh_problems(self) -> Iterator[Problem]:
         checks = [("learner_devices", self.learner_devices, "fsdp x tp", self.fsdp * self.tp)]
@@ -256,24 +238,15 @@ class Plan(Table):
             tp = self.tp_of_sampler
             checks.append(("sampler_devices", self.devices_per_sampler, "sampler_tp", tp))
         for key, devices, what, ways in checks:
-            problem = f"must be a multiple of {what} = {ways}"
-            if devices % ways == 0:
-                problem = "must be 1, 4 or 8 TPU chips of a host"
+            needs, valid = f"a multiple of {what} = {ways}", nearest_multiples(devices, ways)
+            is_leased = True
+            if self.platform == "tpu":
+                needs += ", and 1, 4 or 8 TPU chips of a host"
+                valid = " or ".join(str(size) for size in TPU_LEASES if size % ways == 0)
                 of_several = self.searches_placement and devices > _HOST
-                if self.platform != "tpu" or devices in TPU_LEASES or of_several:
-                    continue
-            nearest = self._nearest_devices(devices, ways)
-            remedy = f"nearest valid: {nearest}" if nearest else f"{what} must be 1, 2, 4 or 8"
-            yield key, f"{problem}; {remedy}"
-
-    def _nearest_devices(self, devices: int, ways: int) -> str:
-        """The valid device counts next to `devices` that are multiples of `ways`, or "": none."""
-        if self.platform != "tpu":
-            return nearest_multiples(devices, ways)
-        valid = [size for size in TPU_LEASES if size % ways == 0]
-        below = [size for size in valid if size < devices][-1:]
-        above = [size for size in valid if size > devices][:1]
-        return " or ".join(map(str, below + above))
+                is_leased = devices in TPU_LEASES or of_several
+            if devices % ways or not is_leased:
+                yield key, f"must be {needs}; nearest valid: {valid or 'none'}"
 
     @property
     def searches_placement(self) -> bool:
@@ -302,12 +275,12 @@ class Plan(Table):
 
         Available only after planning.
         """
-        assert self.slots is not None, "sizes are not planned yet"
-        if self.slot_buckets is not None:
-            return (self.slots, *self.slot_buckets)
-        halves = (self.slots // 2**times for times in range(1, 4))
-        exact = (size for size in halves if size and size % self.sampler_shards == 0)
-        return (self.slots, *dict.fromkeys(exact))
+        slots, buckets = self.slots, self.slot_buckets
+        assert slots is not None, "sizes are not planned yet"
+        if buckets is None:
+            buckets = tuple(slots // 2**times for times in range(1, 4))
+        smaller = {size for size in buckets if 0 < size < slots and size % self.sampler_shards == 0}
+        return (slots, *sorted(smaller, reverse=True))
 
     @property
     def num_samplers(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,7 @@ _FREE_PART_KEYS = [
     key for key, field in RewardFunction.model_fields.items() if field.json_schema_extra == FREE
 ]
 """How fast a part is computed; the other settings of a part alter its rewards."""
-_PART_DEFAULTS = {key: RewardFunction.model_fields[key].default for key in ("weight", "on_error")}
 _FUNCTIONS = "rewards.functions"
-_WEIGHT_KEY = f"{_FUNCTIONS}.NAME.weight"
 _DIGITS = 12
 """Digits of a hash that are shown."""
 REWARDS = "rewards"
@@ -51,8 +49,7 @@ def diff_configs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]
 def altering_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """The differences of two resolved configurations that are not allowed on a resume.
 
-    A setting that `old` lacks, because an earlier version wrote it, has its default. Reward parts
-    are compared by name: `rewards.functions.NAME.weight`.
+    Reward parts are compared by name: `rewards.functions.NAME.weight`.
 
     A file or folder may be elsewhere, such as in another user's home: hashes of weights, prompts
     and code of rewards are compared. Adapters and code must keep their names.
@@ -65,7 +62,7 @@ def altering_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Cha
     before, after = (_with_decay_end(_by_part_name(config)) for config in (old, new))
     return [
         change
-        for change in _changes(before, after)
+        for change in diff_configs(before, after)
         if _on_resume(change[0]) not in {"free", "hardware"}
         and (change[0], change[2]) != _UNSET_METRIC
         and not _is_moved(change)
@@ -74,13 +71,7 @@ def altering_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Cha
 
 def hardware_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """The differences of two resolved configurations in devices and sizes."""
-    return [change for change in _changes(old, new) if _on_resume(change[0]) == "hardware"]
-
-
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """The differences without defaults of settings that `old` lacks."""
-    there = {key for key, _ in _flatten(old)}
-    return [one for one in diff_configs(old, new) if one[0] in there or not _is_default(one)]
+    return [change for change in diff_configs(old, new) if _on_resume(change[0]) == "hardware"]
 
 
 def hardware_id(config: Mapping[str, Any]) -> str:
@@ -89,32 +80,10 @@ def hardware_id(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:_DIGITS]
 
 
-def reward_changes(
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
-    *,
-    old_code: Mapping[str, str],
-    new_code: Mapping[str, str],
-) -> list[Change]:
-    """What a resume with `--accept rewards` changes: settings, and `rewards.functions.NAME.code`.
-
-    Args:
-        old: the resolved configuration of the run.
-        new: of the resume.
-        old_code: as for `code_changes`.
-        new_code: the same of the resume.
-    """
-    changes = [change for change in altering_changes(old, new) if is_reward_change(change)]
-    return changes + code_changes(old_code, new_code)
-
-
 def code_changes(old_code: Mapping[str, str], new_code: Mapping[str, str]) -> list[Change]:
     """The parts whose code has changed: `rewards.functions.NAME.code`, with short hashes.
 
-    Args:
-        old_code: SHA-256 of the file that defines each part, by name; a part that is missing here
-            or in `new_code` is not compared.
-        new_code: the same of the resume.
+    Both map the names of parts to the SHA-256 of their files; parts in both are compared.
     """
     return [
         (f"{_FUNCTIONS}.{name}.code", old_code[name][:_DIGITS], new_code[name][:_DIGITS])
@@ -136,9 +105,10 @@ def check_accept(keys: Iterable[str]) -> None:
     """
     mistakes = [
         f"command line: --accept {key}: a resume cannot change this; it can change "
-        f"{', '.join((REWARDS, *ACCEPTED_KEYS, _WEIGHT_KEY))}"
+        f"{', '.join((REWARDS, *ACCEPTED_KEYS, f'{_FUNCTIONS}.NAME.weight'))}"
         for key in keys
-        if key not in {REWARDS, *ACCEPTED_KEYS} and not _is_weight(key)
+        if key not in {REWARDS, *ACCEPTED_KEYS}
+        and not (key.startswith(f"{_FUNCTIONS}.") and key.endswith(".weight"))
     ]
     if mistakes:
         raise ConfigError(*mistakes)
@@ -149,29 +119,20 @@ def is_accepted(change: Change, accept: Collection[str]) -> bool:
     return change[0] in accept or (REWARDS in accept and is_reward_change(change))
 
 
-def refusal(changes: Sequence[Change]) -> str:
+def refusal(changes: Collection[Change]) -> str:
     """What can be done about changed settings; for each a line, and the flag that accepts it."""
-    flags = {change[0]: _flag(change) for change in changes}
-    lines = change_lines(changes).splitlines()
-    shown = "\n".join(
-        f"{line} ({flag})" if flag else line
-        for line, flag in zip(lines, flags.values(), strict=True)
-    )
-    accepting = ", or with the flags below to accept the new ones" if any(flags.values()) else ""
-    return (
+    lines = [f"{change_lines([change])}{_flag(change)}" for change in changes]
+    accepting = ", or with the flags below to accept the new ones" * any(map(_flag, changes))
+    what = (
         f"resume it with the old values{accepting}, or start another run from its checkpoint with "
-        f"--run.name and --run.fork:\n{shown}"
+        "--run.name and --run.fork:"
     )
+    return "\n".join([what, *lines])
 
 
 def _flag(change: Change) -> str:
-    if change[0] in ACCEPTED_KEYS:
-        return f"--accept {change[0]}"
-    return f"--accept {REWARDS}" if is_reward_change(change) else ""
-
-
-def _is_weight(key: str) -> bool:
-    return key.startswith(f"{_FUNCTIONS}.") and key.endswith(".weight")
+    key = REWARDS if is_reward_change(change) else change[0]
+    return f" (--accept {key})" if key in {REWARDS, *ACCEPTED_KEYS} else ""
 
 
 def change_lines(changes: Iterable[Change]) -> str:
@@ -215,25 +176,14 @@ def _is_moved(change: Change) -> bool:
     return kind in {"model", "data"} or (kind is not None and paths[0].name == paths[1].name)
 
 
-def _is_default(change: Change) -> bool:
-    """Whether the new value of a setting is its default."""
-    key, _, after = change
-    found = find_setting(key.split("."))
-    return found is not None and found.default == after
-
-
 def _by_part_name(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with a table of reward parts in place of their list, by name.
 
-    Settings of a part that may change are left out; those that are missing have their defaults.
+    Settings of a part that may change are left out.
     """
-    rewards = config["rewards"]
+    rewards, left_out = config["rewards"], {"name", *_FREE_PART_KEYS}
     parts = {
-        part["name"]: {
-            key: value
-            for key, value in (_PART_DEFAULTS | part).items()
-            if key not in {"name", *_FREE_PART_KEYS}
-        }
+        part["name"]: {key: value for key, value in part.items() if key not in left_out}
         for part in rewards["functions"]
     }
     return {**config, "rewards": {**rewards, "functions": parts}}

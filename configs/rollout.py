@@ -108,12 +108,6 @@ class Rollout(Table):
         both = sorted(set(self.stop_tokens) & set(self.forbidden_tokens))
         if not self.stop_tokens:
             yield "stop_tokens", "no completion could end; give at least one token"
-        if "" in self.stop_strings:
-            what = "contains an empty string, which ends every completion; remove it"
-            yield "stop_strings", what
-        if any("\ufffd" in string for string in self.stop_strings):
-            what = "contains U+FFFD, the replacement character of undecodable bytes; remove it"
-            yield "stop_strings", what
         if both:
             what = f"{', '.join(both)}: also in stop_tokens; a stop token must not be forbidden"
             yield "forbidden_tokens", what

@@ -36,8 +36,6 @@ from configs.task import (
 from configs.wandb import Wandb
 
 __all__ = [
-    "Alarms",
-    "Budget",
     "Config",
     "Data",
     "Faults",
@@ -52,7 +50,6 @@ __all__ = [
     "Rollout",
     "Shot",
     "Source",
-    "Wandb",
 ]
 
 

@@ -25,12 +25,8 @@ def long_form(value: Any, base: Path, path: KeyPath = ()) -> Any:
     """The settings at `path` without short forms, and with absolute paths of what a run reads.
 
     `"my.csv"` is `{ path = "my.csv" }` for a source, `0.1` a share and 0 no split, and
-    `"my.py:short"` the reward of this function, with its name if that is free.
-
-    Args:
-        value: the settings, which may be invalid.
-        base: of relative paths.
-        path: the key of `value`.
+    `"my.py:short"` the reward of this function, with its name if that is free. Settings may be
+    invalid.
     """
     setting = find_setting(path) if path else None
     if setting is not None:
@@ -61,11 +57,7 @@ def _without_short_form(value: Any, setting: Setting) -> Any:
 
 
 def completed(tree: Mapping[str, Any], *, name: str) -> tuple[dict[str, Any], list[str]]:
-    """The settings with those that the file's name and this machine imply.
-
-    Returns:
-        The settings, and what was assumed, in words.
-    """
+    """The settings with those that file name and machine imply, and what was assumed, in words."""
     tree = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     run, plan, model = tree.setdefault("run", {}), tree.setdefault("plan", {}), tree.get("model")
     if isinstance(run, dict):

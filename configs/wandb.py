@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from configs.base import FREE, Problem, Strings, Table, Text
+from configs.base import FREE, Problem, Table, Text
 
 
 class Wandb(Table):
@@ -24,8 +24,6 @@ class Wandb(Table):
     entity: Text | None = Field(
         None, description="W&B entity (team or user); default: the default entity of the login"
     )
-    group: Text | None = Field(None, description="group of runs that W&B shows together")
-    tags: Strings = Field((), description="tags of the run, of at most 64 characters each")
     table_every: int = Field(
         10,
         ge=0,

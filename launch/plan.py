@@ -68,7 +68,7 @@ def _run(argv: Sequence[str] | None) -> int:
     figures, lines = plan_report(planned)
     print_lines(lines)
     write_figures(file, figures)
-    return 0 if planned.plan.fits and figures["budget"]["enough"] else EXIT_FAILED
+    return 0 if planned.plan.fits and planned.forecast.enough else EXIT_FAILED
 
 
 def _load(command: CommandLine) -> Config:
@@ -116,17 +116,13 @@ def _plan(config: Config, flags: argparse.Namespace) -> Planned:
         )
     case = PlanCase(config, shape_of(config), topology)
     choice = choose_placement(case)
-    verified, why = None, None
+    verified = None
     if flags.verify:
-        from pipeline.plan.compiler import NoCompiler
         from pipeline.plan.verify import verify
 
-        try:
-            verified = verify(case, choice.chosen, say=_say)
-        except NoCompiler as absent:
-            why = f"{absent}; all figures are estimated"
+        verified = verify(case, choice.chosen, say=_say)
     plan = choice.chosen if verified is None else verified.plan
-    found = Planned(case, choice, forecast(case, plan), verified=verified, why_estimated=why)
+    found = Planned(case, choice, forecast(case, plan), verified=verified)
     # Suggestions compare estimates with estimates.
     if found.estimated.fits != plan.fits:
         return found

@@ -9,9 +9,9 @@ from configs.resume import (
     Change,
     altering_changes,
     change_lines,
+    code_changes,
     hardware_changes,
     is_reward_change,
-    reward_changes,
 )
 from configs.schema import Config
 from launch.exits import say
@@ -98,8 +98,9 @@ def record_changes(
     """
     old, new = folder.saved_config, config.model_dump(mode="json")
     known = provenance(folder.entries()).get("rewards", {})
-    rewards = reward_changes(old, new, old_code=known, new_code=code)
-    accepted = [one for one in altering_changes(old, new) if not is_reward_change(one)]
+    altering = altering_changes(old, new)
+    rewards = [one for one in altering if is_reward_change(one)] + code_changes(known, code)
+    accepted = [one for one in altering if not is_reward_change(one)]
     hardware = hardware_changes(old, new)
     told = {
         "hardware_changed": f"other devices or sizes from step {step + 1} on; the results equal "

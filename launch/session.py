@@ -31,7 +31,6 @@ from pipeline.data.text.prompts import PromptMaker
 from pipeline.deadline import EXIT, EXPORT, BudgetTooSmallError, Deadline, PartTimes
 from pipeline.evaluate.notices import UNTRAINED_EXPORT
 from pipeline.plan.choose_sizes import REDUCED, Chosen, choose_sizes, plan_file, reduced
-from pipeline.plan.cost_model.hardware import chip_speeds
 from pipeline.protocols import OutOfMemory, WorkerDied
 from pipeline.rollout.mismatch import MismatchError
 from pipeline.rollout.workers import TrainingStopped, Workers
@@ -392,7 +391,6 @@ def _track(prepared: Prepared, records: Records, *, spent: Mapping[str, Any]) ->
         base=prepared.base,
         data=prepared.data.fingerprints,
         rewards=prepared.reward_code,
-        chip_speeds=chip_speeds(prepared.config),
         **spent,
     )
     tracker.start(prepared.config, folder=folder.path, rows=folder.metrics, log_event=records.event)

@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     (KEPT / "xla").mkdir(parents=True, exist_ok=True)
-    # What else a run keeps, as measured speeds, would be different for the next run of the tests.
+    # What else a run keeps would be different for the next run of the tests.
     folder = tempfile.TemporaryDirectory(prefix="gemma-grpo-tests-")
     config.add_cleanup(folder.cleanup)
     (Path(folder.name) / "xla").symlink_to(KEPT / "xla")

@@ -147,9 +147,7 @@ class _Run:
         return rl_cluster.RLTrainingConfig(
             actor_optimizer=optax.chain(
                 optax.clip_by_global_norm(learner.max_grad_norm),
-                optax.adamw(
-                    rate, b1=learner.adam_b1, b2=learner.adam_b2, weight_decay=learner.weight_decay
-                ),
+                optax.adamw(rate, b1=0.9, b2=learner.adam_b2, weight_decay=learner.weight_decay),
             ),
             eval_every_n_steps=WITHOUT_LIMIT,
             max_steps=WITHOUT_LIMIT,

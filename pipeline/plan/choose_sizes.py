@@ -69,13 +69,7 @@ def plan_file(config: Config, sizes: Sizes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Processes that are compiled for the same sizes.
-
-    Attributes:
-        sizes: the sizes.
-        ready: what each process has compiled, by its name.
-        refused: why a larger size did not fit, by its setting.
-    """
+    """What each process has compiled for the sizes, and why larger ones did not fit, by setting."""
 
     sizes: Sizes
     ready: Mapping[str, Ready]
@@ -86,12 +80,6 @@ async def prepare(
     config: Config, sizes: Sizes, *, processes: Mapping[str, Worker], display: Console
 ) -> Prepared:
     """Compiles in all processes in parallel, for the next smaller sizes until all fit.
-
-    Args:
-        config: of the run.
-        sizes: to begin with.
-        processes: each once, by name.
-        display: shows each program when it is compiled.
 
     Raises:
         NothingSmaller: if even the smallest sizes do not fit; a sentence.
@@ -176,14 +164,13 @@ def _size_of(error: OutOfMemory) -> SizeName:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The sizes of a run.
+    """The sizes of a run, for which all processes are compiled.
 
     Attributes:
-        sizes: for which all processes are compiled.
+        sizes: the sizes.
         load_s: seconds in which the learner's process has loaded the base.
-        built: programs that were compiled before anything was measured; their names begin with the
-            process's.
-        measured: seconds of a step's sampling or learning by size, by setting; empty: none.
+        built: programs that were compiled before anything was measured, with the process's name.
+        measured: seconds of a step's sampling or learning by size, by setting.
     """
 
     sizes: Sizes
@@ -206,10 +193,10 @@ async def choose_sizes(
 
     Args:
         config: of the run.
-        recorded: content of its `plan.json`; None: there is none.
+        recorded: content of its `plan.json`.
         learner: the learner.
-        samplers: the samplers; the first one is timed for all.
-        one_process: the sampler and the learner are the same process.
+        samplers: the first one is timed for all.
+        one_process: whether the sampler and the learner are the same process.
         display: the console.
         now: reads a clock, in seconds.
 
@@ -311,16 +298,14 @@ def compares_sizes(case: PlanCase, plan: SizedPlan) -> bool:
     given_s, steps = time_given_s(plan.config), plan.config.budget.steps or 0
     run_s = steps * plan.step.total.expected if given_s is None else given_s
     programs = built_programs(plan.config, case.shape)
-    return compile_s(programs, case.shape, chip=case.topology.chip).expected <= _COMPILING * run_s
+    platform = case.topology.chip.platform
+    return compile_s(programs, case.shape, platform=platform) <= _COMPILING * run_s
 
 
 def candidates(case: PlanCase, sizes: Sizes, name: SizeName) -> list[int]:
     """A size, its half and its double, where it is useful and should fit; multiples of the devices.
 
-    Args:
-        case: the run.
-        sizes: sizes that fit.
-        name: the one to change.
+    `sizes` fit.
     """
     config, own = case.config, int(getattr(sizes, name))
     unit = config.plan.sampler_shards

@@ -56,7 +56,7 @@ Say = Callable[[str], None]
 """Receives a line of progress."""
 
 
-class NoCompiler(Exception):  # noqa: N818  # not an error: the plan is estimated then
+class NoCompiler(ValueError):  # noqa: N818  # what is missing, not what went wrong
     """This machine has no TPU compiler."""
 
 
@@ -74,7 +74,6 @@ class CompilerReport:
         modelled_s: the part of them that the compiler has no estimate of.
         parts: seconds of each part of the model, the longest first: `seconds`, `modelled_s`, and
             `traffic_s` of its memory traffic at the peak bandwidth.
-        cached: whether the report is from the cache.
     """
 
     fits: bool
@@ -83,7 +82,11 @@ class CompilerReport:
     seconds: float = 0.0
     modelled_s: float = 0.0
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    cached: bool = False
+
+    @property
+    def size(self) -> str:
+        """The memory in words."""
+        return "of unknown size" if self.hbm_bytes is None else f"={self.hbm_bytes / GIB:.2f} GiB"
 
 
 def compile_programs(
@@ -95,12 +98,8 @@ def compile_programs(
 ) -> dict[str, CompilerReport]:
     """Reports on programs, from the cache or from the compiler; each is cached as it arrives.
 
-    Args:
-        config: the run, with all sizes.
-        shape: the model. An adapter of `lora.start` with separate lora_a matrices for keys and
-            values counts as one with a shared matrix.
-        programs: names of programs, see `pipeline.plan.program_names`.
-        say: receives lines of progress.
+    The configuration has all sizes; names are those of `pipeline.plan.program_names`. An adapter of
+    `lora.start` with separate lora_a matrices for keys and values counts as one with a shared one.
 
     Raises:
         NoCompiler: if a program has to be compiled and there is no compiler.
@@ -171,7 +170,9 @@ def _compile(
             for number, line in enumerate(child.stdout, start=1):
                 program, figures = json.loads(line)
                 report = CompilerReport(**figures)
-                say(f"[{number}/{len(programs)}] {program}: {_text(report)}")
+                fits = "" if report.fits else "does not fit: "
+                done = f"[{number}/{len(programs)}] {program}"
+                say(f"{done}: {fits}{report.size}, {report.compile_s:.0f} s")
                 yield program, report
             status = child.wait()
         finally:
@@ -197,15 +198,10 @@ def _child(errors: Any) -> subprocess.Popen[str]:
     )
 
 
-def _text(report: CompilerReport) -> str:
-    size = "" if report.hbm_bytes is None else f"={report.hbm_bytes / GIB:.2f} GiB, "
-    return f"{'' if report.fits else 'does not fit: '}{size}{report.compile_s:.0f} s"
-
-
 def _load(about: Mapping[str, Any]) -> CompilerReport | None:
     """The cached report of a key, if there is one."""
     content = read_cached_json(_file(about))
-    return None if content is None else CompilerReport(**content["figures"] | {"cached": True})
+    return None if content is None else CompilerReport(**content["figures"])
 
 
 def _save(about: Mapping[str, Any], report: CompilerReport) -> None:

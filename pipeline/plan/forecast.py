@@ -1,8 +1,7 @@
 """Forecast of a run under its budget: steps, tokens, seconds by activity, dollars, disk.
 
 Counts everything that a run does: the download of the weights, start-up, compilation, measuring
-of sizes, the SFT phase, steps, evaluations, checkpoints, the export. All figures are estimates;
-times have a range.
+of sizes, the SFT phase, steps, evaluations, checkpoints, the export. All figures are estimates.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from configs.base import HUB_PREFIXES
 from configs.schema import Config, Source
@@ -29,17 +27,10 @@ from pipeline.plan.choose_sizes import (
     time_given_s,
 )
 from pipeline.plan.cost_model.programs import built_programs, compile_s
-from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 from pipeline.plan.cost_model.step import estimate_sampling, sft_step_s
 from pipeline.plan.search.fitting import PlanCase, SizedPlan
 from pipeline.plan.sizes import Sizes, sized
 from pipeline.plan.topology import GIB
-
-Scenario = Literal["low", "expected", "high"]
-"""An end of every time's range."""
-SCENARIOS: tuple[Scenario, ...] = ("low", "expected", "high")
-Times = Mapping[str, Seconds]
-"""Times of a run's activities by name, each once."""
 
 ROWS = 1000
 """Assumed number of rows of a dataset whose size is unknown."""
@@ -63,44 +54,31 @@ _FLOAT = 4
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A run in one scenario.
+class Forecast:
+    """Forecast of a run with cold caches: neither weights nor compiled programs are on the host.
 
     Attributes:
         steps: update steps, those of the SFT phase included.
         wall_s: seconds from start to end.
         enough: whether a time budget is enough for a GRPO step; true for a budget of steps.
         spent_s: seconds by activity.
+        first_step_s: seconds up to the end of the first optimizer step.
+        download_gib: weights to download from a hub; 0: they are in a folder.
+        time_given_s: the budget in seconds; None: the budget is a number of steps.
+        grpo_steps: GRPO steps.
+        samples: rollouts of these steps.
+        tokens: trained tokens of these steps.
+        cost_usd: cost; None: the price is unknown.
+        disk_gib: GiB by kind of file.
+        evaluated: prompts of each evaluation set.
+        guessed: evaluation sets whose number of rows is unknown.
     """
 
     steps: int
     wall_s: float
     enough: bool
     spent_s: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """Forecast of a run.
-
-    Attributes:
-        outcomes: the run in each scenario, with cold caches: neither weights nor compiled programs
-            are on the host.
-        first_step_s: seconds by activity up to the end of the first optimizer step, in each
-            scenario.
-        download_gib: weights to download from a hub; 0: they are in a folder.
-        time_given_s: the budget in seconds; None: the budget is a number of steps.
-        grpo_steps: expected GRPO steps.
-        samples: rollouts of these steps.
-        tokens: trained tokens of these steps.
-        cost_usd: expected cost; None: the price is unknown.
-        disk_gib: GiB by kind of file.
-        evaluated: prompts of each evaluation set.
-        guessed: evaluation sets whose number of rows is unknown.
-    """
-
-    outcomes: Mapping[Scenario, Outcome]
-    first_step_s: Mapping[Scenario, Mapping[str, float]]
+    first_step_s: float
     download_gib: float
     time_given_s: float | None
     grpo_steps: int
@@ -115,77 +93,60 @@ class Forecast:
 def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
     """Forecasts a run of a plan."""
     config, chip = plan.config, case.topology.chip
-    compiling = compile_s(compiled_programs(case, plan), case.shape, chip=chip)
     rows = {name: _rows(source, config.data.train) for name, source in _tests(config).items()}
     counts = {name: ROWS if count is None else count for name, count in rows.items()}
-    times = _run_times(case, plan, counts, compiling=compiling)
+    once = _activities_s(case, plan, counts)
     given_s = time_given_s(config)
-    outcomes = {end: _outcome(config, _at(times, end), time_s=given_s) for end in SCENARIOS}
-    expected = outcomes["expected"]
-    grpo = max(0, expected.steps - config.sft_steps)
-    hours, price = expected.wall_s / 3600, chip.chip_hour_usd
+    first_s = _first_step_s(config, once, timed=given_s is not None)
+    grpo, spent = _spent(config, once, first_s=first_s, time_s=given_s)
+    wall_s = sum(spent.values())
     chips = 1 if chip.platform == "cpu" else case.topology.chips
+    price = chip.chip_hour_usd
     return Forecast(
-        outcomes=outcomes,
-        first_step_s={
-            end: _first_step_s(config, _at(times, end), timed=given_s is not None)
-            for end in SCENARIOS
-        },
+        steps=_sft_steps(config) + grpo,
+        wall_s=wall_s,
+        enough=config.budget.steps is not None or grpo > 0,
+        spent_s=spent,
+        first_step_s=first_s,
         download_gib=_download_bytes(case) / GIB,
         time_given_s=given_s,
         grpo_steps=grpo,
         samples=grpo * config.rollout.size,
         tokens=grpo * plan.step.tokens,
-        cost_usd=None if price is None else hours * chips * price,
+        cost_usd=None if price is None else wall_s / 3600 * chips * price,
         disk_gib=_disk_gib(case, plan, grpo, sum(counts.values())),
         evaluated=counts,
         guessed=tuple(name for name, count in rows.items() if count is None),
     )
 
 
-def _run_times(
-    case: PlanCase, plan: SizedPlan, rows: Mapping[str, int], *, compiling: Seconds
-) -> Times:
-    """Times of a run of a plan.
-
-    Args:
-        case: the planner's input.
-        plan: the chosen plan.
-        rows: prompts of each evaluation set.
-        compiling: time of compiling all programs.
-    """
-    config, chip = plan.config, case.topology.chip
+def _activities_s(case: PlanCase, plan: SizedPlan, rows: Mapping[str, int]) -> dict[str, float]:
+    """Seconds of each activity of a run, once; `rows` are the prompts of each evaluation set."""
+    config, shape, platform = plan.config, case.shape, case.topology.chip.platform
     model = case.roofline(config)
-    base = case.shape.base_bytes(config.model.dtype, quantization=config.model.quantization)
-    written = _merged_bytes(config, case.shape)
-    state = 3 * _FLOAT * case.shape.adapter_parameters(config.lora)
+    base = shape.base_bytes(config.model.dtype, quantization=config.model.quantization)
+    written = _merged_bytes(config, shape)
+    state = 3 * _FLOAT * shape.adapter_parameters(config.lora)
 
-    def answers(name: str) -> Seconds:
+    def answers_s(name: str) -> float:
         sampling = estimate_sampling(
             model, case.lengths, prompts=rows[name], samples=config.eval.samples
         )
-        return sampling["prefill"] + sampling["decode"]
+        return (sampling["prefill"] + sampling["decode"]).expected
 
-    nothing = fixed_time(0.0, chip=chip)
-    load_s = base / _READ_BYTES_PER_S
     export_s = written / _WRITE_BYTES_PER_S + written / _READ_BYTES_PER_S
     return {
-        "download": fixed_time(_download_bytes(case) / DOWNLOAD_BYTES_PER_S, chip=chip),
-        "start": fixed_time(_START_S[chip.platform] + load_s, chip=chip),
-        "compile": compiling,
+        "download": _download_bytes(case) / DOWNLOAD_BYTES_PER_S,
+        "start": _START_S[platform] + base / _READ_BYTES_PER_S,
+        "compile": compile_s(compiled_programs(case, plan), shape, platform=platform),
         "sizing": sizing_s(case, plan),
-        "sft_step": sft_step_s(model) if config.run.has_sft_phase else nothing,
-        "step": plan.step.total,
-        "checkpoint": fixed_time(_CHECKPOINT_FLOOR_S + state / _WRITE_BYTES_PER_S, chip=chip),
-        "tests": sum((answers(name) for name in rows if name != "validation"), nothing),
-        "validation": answers("validation") if "validation" in rows else nothing,
-        "export": fixed_time(_EXPORT_FLOOR_S + export_s, chip=chip),
+        "sft_step": sft_step_s(model) if config.run.has_sft_phase else 0.0,
+        "step": plan.step.total.expected,
+        "checkpoint": _CHECKPOINT_FLOOR_S + state / _WRITE_BYTES_PER_S,
+        "tests": sum(answers_s(name) for name in rows if name != "validation"),
+        "validation": answers_s("validation") if "validation" in rows else 0.0,
+        "export": _EXPORT_FLOOR_S + export_s,
     }
-
-
-def _at(times: Times, scenario: Scenario) -> dict[str, float]:
-    """Seconds by activity in a scenario."""
-    return {name: getattr(time, scenario) for name, time in times.items()}
 
 
 def _download_bytes(case: PlanCase) -> int:
@@ -195,28 +156,29 @@ def _download_bytes(case: PlanCase) -> int:
     return _PUBLISHED_BYTES * case.shape.parameters + unused_bytes(case.config)
 
 
-def _first_step_s(config: Config, s: Mapping[str, float], *, timed: bool) -> dict[str, float]:
-    """Seconds by activity up to the end of the first optimizer step.
+def _first_step_s(config: Config, s: Mapping[str, float], *, timed: bool) -> float:
+    """Seconds up to the end of the first optimizer step, from those of each activity.
 
-    Args:
-        config: of the run.
-        s: seconds by activity, each once.
-        timed: whether the budget is a time; then the initial policy is exported, too.
+    In a time budget the initial policy is exported, too.
     """
-    return {
-        **{name: s[name] for name in ("download", "start", "compile", "sizing", "tests")},
-        "validation": s["validation"] if config.validates else 0.0,
-        "export": s["export"] if timed else 0.0,
-        "step": s["sft_step"] if config.sft_steps else s["step"],
-    }
+    names = ["download", "start", "compile", "sizing", "tests", "validation"]
+    names += ["export"] if timed else []
+    return sum(s[name] for name in [*names, "sft_step" if config.sft_steps else "step"])
 
 
-def _outcome(config: Config, s: Mapping[str, float], *, time_s: float | None) -> Outcome:
-    """The run, by the seconds of its activities and its time budget."""
-    sft = min(config.sft_steps, config.budget.steps or config.sft_steps)
-    first = _first_step_s(config, s, timed=time_s is not None)
-    before = sum(first.values()) - first["step"] + sft * s["sft_step"]
-    exports = 1 if time_s is None else 2
+def _sft_steps(config: Config) -> int:
+    return min(config.sft_steps, config.budget.steps or config.sft_steps)
+
+
+def _spent(
+    config: Config, s: Mapping[str, float], *, first_s: float, time_s: float | None
+) -> tuple[int, dict[str, float]]:
+    """The GRPO steps of a run, and its seconds by activity, from those of each activity.
+
+    `first_s` are those up to the end of the first optimizer step, `time_s` the time budget.
+    """
+    sft = _sft_steps(config)
+    before = first_s - s["sft_step" if config.sft_steps else "step"] + sft * s["sft_step"]
     end = s["tests"] + s["validation"] + s["export"]
     each = s["step"] + s["checkpoint"] / config.checkpoint.every_steps
     every, minutes = config.validation_steps, config.validation_minutes
@@ -230,22 +192,17 @@ def _outcome(config: Config, s: Mapping[str, float], *, time_s: float | None) ->
     else:
         left = (time_s or 0.0) - before - SAFETY * (s["step"] + end)
         steps = max(0, math.floor(left / each))
-    loop = steps * each
     spent = {
-        "download": s["download"],
-        "start": s["start"],
-        "compile": s["compile"],
-        "sizing": s["sizing"],
+        **{name: s[name] for name in ("download", "start", "compile", "sizing")},
         "SFT phase": sft * s["sft_step"],
         "steps": steps * s["step"],
-        "validation": (1 + bool(steps)) * s["validation"] if config.validates else 0.0,
+        "validation": (1 + bool(steps)) * s["validation"],
         "tests": 2 * s["tests"],
         "checkpoints": steps * s["checkpoint"] / config.checkpoint.every_steps,
-        "export": exports * s["export"],
+        "export": (1 if time_s is None else 2) * s["export"],
     }
-    spent["validation"] += loop - spent["steps"] - spent["checkpoints"]
-    enough = config.budget.steps is not None or steps > 0
-    return Outcome(sft + steps, sum(spent.values()), enough, spent)
+    spent["validation"] += steps * each - spent["steps"] - spent["checkpoints"]
+    return steps, spent
 
 
 def _tests(config: Config) -> dict[str, Source]:
@@ -302,13 +259,11 @@ def _disk_gib(case: PlanCase, plan: SizedPlan, steps: int, evaluated: int) -> di
     return {name: size / GIB for name, size in sizes.items()}
 
 
-def sizing_s(case: PlanCase, plan: SizedPlan) -> Seconds:
-    """Time of measuring sizes at the start of a run, without compilation; zero if all are given."""
+def sizing_s(case: PlanCase, plan: SizedPlan) -> float:
+    """Seconds of measuring sizes at the start, without compilation; zero if all are given."""
     if not case.config.plan.planned_sizes:
-        return fixed_time(0.0, chip=case.topology.chip)
-    limit_s, once = measuring_limit_s(plan.config), plan.step.total * _STEPS_MEASURED
-    low, expected, high = (min(limit_s, one) for one in (once.low, once.expected, once.high))
-    return Seconds(low, expected, high, once.regime)
+        return 0.0
+    return min(measuring_limit_s(plan.config), _STEPS_MEASURED * plan.step.total.expected)
 
 
 def compiled_programs(case: PlanCase, plan: SizedPlan) -> list[str]:

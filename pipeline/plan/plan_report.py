@@ -1,13 +1,13 @@
 """The plan report: the figures of `launch.plan --json`, which `plan.txt` shows as text.
 
 Figures are GiB, seconds, tokens per second, dollars and bytes. They are estimates, but for those
-whose `source` is "compiler"; ranges are always estimated. In the text estimates are marked with
-`~`, figures of the TPU compiler with `=`.
+whose `source` is "compiler". In the text estimates are marked with `~`, figures of the TPU compiler
+with `=`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from pipeline.data.models.model_shape import LOADING_COPIES
 from pipeline.plan.cost_model.hardware import has_own_topology, topology_of
 from pipeline.plan.cost_model.memory import PARTS
-from pipeline.plan.forecast import DOWNLOAD_BYTES_PER_S, SCENARIOS, Forecast
+from pipeline.plan.forecast import DOWNLOAD_BYTES_PER_S, Forecast
 from pipeline.plan.search.fitting import (
     PlacementChoice,
     PlanCase,
@@ -43,23 +43,13 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Planned:
-    """The result of planning.
-
-    Attributes:
-        case: the planner's input.
-        choice: the placements compared.
-        forecast: the run under its budget with the plan.
-        changes: changes that would raise the speed, or make the plan fit; see `suggestions`.
-        verified: the compiler's verification; None: not verified.
-        why_estimated: why a requested verification did not happen.
-    """
+    """The result of planning."""
 
     case: PlanCase
     choice: PlacementChoice
     forecast: Forecast
     changes: Sequence[Change] = ()
     verified: Verified | None = None
-    why_estimated: str | None = None
 
     @property
     def plan(self) -> SizedPlan:
@@ -118,8 +108,6 @@ def _topology(found: Planned) -> Figures:
         "chips": topology.chips,
         "hosts": topology.hosts,
         "hbm_gib": chip.hbm_gib,
-        "speeds": chip.speeds,
-        "published_speeds": chip.published.speeds,
     }
 
 
@@ -187,16 +175,6 @@ def _gib(program: CompilerCheck) -> float | None:
     return None if size is None else size / GIB
 
 
-def _ranged(by_scenario: Sequence[float]) -> Figures:
-    """The expected value with its range, from values in the order of `SCENARIOS`.
-
-    With a time budget a slower scenario may end earlier, when the time left is too short for a
-    step.
-    """
-    ends = {"low": min(by_scenario), "high": max(by_scenario)}
-    return {"expected": by_scenario[SCENARIOS.index("expected")], "range": ends}
-
-
 def _step(found: Planned) -> Figures:
     step, rollout = found.plan.step, found.case.config.rollout
     compiled = {one.phase for one in found.programs.values() if one.report.seconds > 0}
@@ -204,12 +182,12 @@ def _step(found: Planned) -> Figures:
         "seconds": {
             phase: {
                 **(_COMPILER if phase in compiled else {}),
-                **_ranged([time.low, time.expected, time.high]),
+                "expected": time.expected,
                 "regime": time.regime,
             }
             for phase, time in step.seconds.items()
         },
-        "total_s": _ranged([step.total.low, step.total.expected, step.total.high]),
+        "total_s": step.total.expected,
         "dynamic_sampling": rollout.dynamic_sampling,
         "prompts": rollout.prompts_per_step,
         "most_prompts": rollout.max_prompts_per_step or rollout.prompts_per_step,
@@ -239,12 +217,10 @@ def _placement(one: SizedPlan, found: Planned) -> Figures:
 def _verified(found: Planned) -> Figures:
     verified = found.verified
     if verified is None:
-        return {"by_compiler": False, "why_not": found.why_estimated}
+        return {"by_compiler": False}
     return {
         "by_compiler": True,
         **_COMPILER,
-        "compilations": verified.compilations,
-        "compile_s": verified.compile_s,
         "programs": {
             name: {
                 "phase": one.phase,
@@ -259,22 +235,9 @@ def _verified(found: Planned) -> Figures:
 
 
 def _budget(found: Planned) -> Figures:
-    forecast, outcomes = found.forecast, found.forecast.outcomes
-    first = forecast.first_step_s
-    return {
-        **{key: value for key, value in asdict(forecast).items() if key != "first_step_s"},
+    return asdict(found.forecast) | {
         "steps_given": found.case.config.budget.steps,
-        "enough": outcomes["expected"].enough,
-        "enough_when_slow": outcomes["high"].enough,
-        "steps": _ranged([outcomes[end].steps for end in SCENARIOS]),
-        "wall_s": _ranged([outcomes[end].wall_s for end in SCENARIOS]),
         "chip_hour_usd": found.case.topology.chip.chip_hour_usd,
-        "first_step": {
-            "seconds": _ranged([sum(first[end].values()) for end in SCENARIOS]),
-            "parts": {
-                name: _ranged([first[end][name] for end in SCENARIOS]) for name in first["expected"]
-            },
-        },
         "download_bytes_per_s": DOWNLOAD_BYTES_PER_S,
     }
 
@@ -293,29 +256,9 @@ def _change(one: Change, found: Planned) -> Figures:
 # --- text
 
 
-def _speeds(speeds: Figures) -> str:
-    return (
-        f"{speeds['bytes_per_s'] / 1e9:,.0f} GB/s, {speeds['bf16_flops'] / 1e12:,.0f} TFLOP/s, "
-        f"in 8 bits {speeds['int8_flops'] / 1e12:,.0f} TOP/s"
-    )
-
-
 def _size(gib: float | None, hbm_gib: float) -> str:
     """A program's compiled size, which may be larger than the memory and not reported."""
     return f">{hbm_gib:.2f}" if gib is None else f"={gib:.2f}"
-
-
-def _cells(ranged: Figures) -> str:
-    """Cells of the expected value and of its low and high ends."""
-    mark, ends = "=" if "source" in ranged else "~", ranged["range"]
-    return f"{mark}{ranged['expected']:.2f} | ~{ends['low']:.2f} | ~{ends['high']:.2f}"
-
-
-def _with_range(ranged: Figures, show: Callable[[float], str], unit: str = "") -> str:
-    """A value with its range, if the range is not empty."""
-    low, high = ranged["range"]["low"], ranged["range"]["high"]
-    ends = f" (~{show(low)} to ~{show(high)})" if low < high else ""
-    return f"~{show(ranged['expected'])}{unit}{ends}"
 
 
 def _duration(seconds: float) -> str:
@@ -353,12 +296,8 @@ _TEXT = Environment(
 _TEXT.filters |= {
     "f": format,
     "table": _table,
-    "cells": _cells,
     "duration": _duration,
-    "duration_range": lambda ranged: _with_range(ranged, _duration),
-    "steps_range": lambda ranged: _with_range(ranged, "{:,}".format, " steps"),
     "settings": settings_text,
     "size": _size,
-    "speeds": _speeds,
     "verdict": _verdict,
 }

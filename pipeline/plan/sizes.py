@@ -26,12 +26,7 @@ _TILE = 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a run.
-
-    Attributes:
-        slots: slots of a sampler.
-        micro_batch_tokens: positions of a micro-batch, over all devices of the learner.
-    """
+    """Slots of a sampler, and positions of a micro-batch over all devices of the learner."""
 
     slots: int
     micro_batch_tokens: int
@@ -53,15 +48,12 @@ class Sizes:
 
 
 def sized(config: Config, sizes: Sizes) -> Config:
-    """The configuration with these sizes; keeps the `slot_buckets` that are smaller than `slots`.
+    """The configuration with these sizes.
 
     Raises:
         ConfigError: if a size does not suit the other settings.
     """
-    plan, update = config.plan, dict[str, object](asdict(sizes))
-    if plan.slot_buckets is not None:
-        update["slot_buckets"] = tuple(size for size in plan.slot_buckets if size < sizes.slots)
-    return validated(with_plan(config, update))
+    return validated(with_plan(config, asdict(sizes)))
 
 
 def with_plan(config: Config, update: Mapping[str, object]) -> Config:
@@ -84,7 +76,8 @@ def smaller(
     """The next smaller sizes for a phase that ran out of memory.
 
     Phases of the learner reduce micro-batches; phases of the sampler, `sync` included, reduce
-    slots. Both stay multiples of the number of shards.
+    slots. Both stay multiples of the number of shards. None if there are no smaller sizes, if the
+    phase does not depend on sizes, or if no memory is available for it.
 
     Args:
         config: the run.
@@ -92,10 +85,6 @@ def smaller(
         phase: the phase that ran out of memory.
         share: available memory as a share of the required memory; None: unknown. Memory falls no
             faster than sizes do, so no size that fits is skipped.
-
-    Returns:
-        None if there are no smaller sizes, if the phase does not depend on sizes, or if no memory
-            is available for it.
     """
     if phase == "load" or (share is not None and share <= 0):
         return None

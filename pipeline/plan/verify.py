@@ -16,11 +16,9 @@ from pipeline.data.batching import Packing
 from pipeline.plan.compiler import CompilerReport, Say, compile_programs
 from pipeline.plan.cost_model.memory import memory_beside
 from pipeline.plan.cost_model.programs import phase_programs
-from pipeline.plan.cost_model.roofline import Seconds
 from pipeline.plan.cost_model.step import StepEstimate
 from pipeline.plan.search.fitting import PlanCase, SizedPlan, plan_again
 from pipeline.plan.sizes import validated
-from pipeline.plan.topology import GIB
 
 _LEAST_OVERSIZE = 1.01
 """Least memory of a program that does not fit, as a multiple of the limit; used where the compiler
@@ -29,13 +27,7 @@ reports no more than that."""
 
 @dataclass(frozen=True)
 class CompilerCheck:
-    """A program of a plan, checked by the compiler.
-
-    Attributes:
-        phase: the phase that it belongs to.
-        report: the compiler's report, with the memory of everything beside the program.
-        estimated_s: estimated seconds of one run.
-    """
+    """A program of a phase, its report with the memory beside it, and its estimated seconds."""
 
     phase: str
     report: CompilerReport
@@ -48,51 +40,28 @@ Checks = Mapping[str, CompilerCheck]
 
 @dataclass(frozen=True)
 class Verified:
-    """A plan verified by the compiler.
-
-    Attributes:
-        plan: the plan, with the compiler's times in its step.
-        programs: its largest programs.
-        searched: log of plans that did not fit.
-        compilations: number of programs compiled now.
-        compile_s: seconds of these compilations.
-    """
+    """A plan with the compiler's times in its step, its largest programs, and what did not fit."""
 
     plan: SizedPlan
     programs: Checks
     searched: tuple[str, ...]
-    compilations: int
-    compile_s: float
 
 
 def verify(case: PlanCase, plan: SizedPlan, *, say: Say) -> Verified:
     """Compiles a plan's largest programs and returns the plan that results.
 
-    A plan whose sizes are given stays as it is.
-
-    Args:
-        case: the planner's input, for a topology that the compiler supports.
-        plan: the plan to verify.
-        say: receives lines of progress.
+    A plan whose sizes are given stays as it is. The compiler supports the topology.
 
     Raises:
         NoCompiler: if this machine has none.
     """
     assert case.topology.has_compiler, case.topology
-    compiled: list[CompilerReport] = []
     searched: list[str] = []
-
-    def check(plan: SizedPlan) -> Checks:
-        """The plan's largest programs."""
-        programs = _check(case, plan.config, say=say)
-        compiled.extend(one.report for one in programs.values() if not one.report.cached)
-        return programs
-
-    programs = check(plan)
+    programs = _check(case, plan.config, say=say)
     is_given = plan.configured and not case.config.plan.planned_sizes
     while not _all_fit(programs) and not is_given:
         searched += [
-            f"{name} does not fit: {_needed(one.report)}"
+            f"{name} does not fit: {one.report.size}"
             for name, one in programs.items()
             if not one.report.fits
         ]
@@ -102,14 +71,12 @@ def verify(case: PlanCase, plan: SizedPlan, *, say: Say) -> Verified:
             searched.append("no smaller sizes are expected to fit")
             break
         plan = replace(smaller, config=validated(smaller.config))
-        programs = check(plan)
+        programs = _check(case, plan.config, say=say)
     step = with_compiled_times(plan.step, programs)
     return Verified(
         replace(plan, step=step, fits=_all_fit(programs)),
         programs,
         tuple(searched),
-        len(compiled),
-        sum(report.compile_s for report in compiled),
     )
 
 
@@ -122,18 +89,11 @@ def largest_programs(config: Config) -> dict[str, str]:
 
 
 def with_compiled_times(step: StepEstimate, programs: Checks) -> StepEstimate:
-    """The step with the times of each phase scaled to the compiler's estimate of its program.
-
-    The low end stays at most the hardware's limit; the relative high end stays.
-    """
+    """The step with the times of each phase scaled to the compiler's estimate of its program."""
     seconds = dict(step.seconds)
     for program in programs.values():
         if program.report.seconds > 0:
-            before = seconds[program.phase]
-            share = program.report.seconds / program.estimated_s
-            expected, high = share * before.expected, share * before.high
-            low = min(before.low, expected)
-            seconds[program.phase] = Seconds(low, expected, high, before.regime)
+            seconds[program.phase] *= program.report.seconds / program.estimated_s
     return replace(step, seconds=seconds)
 
 
@@ -165,9 +125,3 @@ def _with_compiled_memory(case: PlanCase, plan: SizedPlan, programs: Checks) -> 
 
 def _all_fit(programs: Checks) -> bool:
     return all(program.report.fits for program in programs.values())
-
-
-def _needed(report: CompilerReport) -> str:
-    if report.hbm_bytes is None:
-        return "by an unknown amount"
-    return f"={report.hbm_bytes / GIB:.2f} GiB in use on the chip"

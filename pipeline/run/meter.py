@@ -69,12 +69,10 @@ class Hardware:
             chips[SAMPLERS] = plan.devices_per_sampler
         if plan.platform == "gpu" and plan.gpu is None:
             return Hardware(chips, total, plan.chip_hour_usd)
-        # Shares of the published limits, so that runs on different hosts can be compared.
-        topology = topology_of(config, None)
-        chip = topology.chip.published
+        chip = topology_of(config, None).chip
         known = Hardware(chips, total, chip.chip_hour_usd)
         try:
-            case = replace(PlanCase.of(config), topology=replace(topology, chip=chip))
+            case = PlanCase.of(config)
         except (FileNotFoundError, ValueError):
             return known
         return replace(

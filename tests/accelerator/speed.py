@@ -128,7 +128,6 @@ class Programs:
             chip.platform,
             hbm_gib=0.0,
             bf16_flops=rates.bf16_flops,
-            int8_flops=rates.int8_flops,
             bytes_per_s=rates.bytes_per_s,
             link_bytes_per_s=np.inf,
             layer_s=0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 import pytest
 
@@ -26,15 +27,11 @@ def refused(*argv: str) -> tuple[str, ...]:
 
 def test_file_overrides_and_flags_in_any_order() -> None:
     path, overrides, flags = parsed(
-        "--learner.lr", "1e-4", "--dry-run", "a.toml", "--json", "t.json", "--run.name=b=c"
+        "--learner.lr", "1e-4", "--dry-run", "a.toml", "--json", "t.json", "--run.name=--b=c"
     )
     assert path == "a.toml"
-    assert overrides == (("learner.lr", "1e-4"), ("run.name", "b=c"))
+    assert overrides == (("learner.lr", "1e-4"), ("run.name", "--b=c"))
     assert flags == argparse.Namespace(dry_run=True, json="t.json")
-
-
-def test_a_value_with_dashes_goes_after_the_equals_sign() -> None:
-    assert parsed("a.toml", "--prompt.system=--x").overrides == (("prompt.system", "--x"),)
 
 
 def test_an_override_without_a_value_is_refused() -> None:
@@ -51,20 +48,17 @@ def test_unknown_options_suggest_flags_and_settings_all_at_once() -> None:
         "command line: --lr: unknown; did you mean --sft.lr or --learner.lr?",
         "command line: b.toml: unexpected; expected one CONFIG.toml and --table.key VALUE",
         (
-            "command line: --zzz: unknown; the configuration has run, model, lora, sft, data, "
-            "prompt, rewards, rollout, learner, plan, budget, eval, export, checkpoint, mismatch, "
-            "wandb, records, profile, alarms, faults"
+            "command line: --zzz: unknown; docs/from_trl.md has our names for those of TRL, verl, "
+            "OpenRLHF"
         ),
     )
 
 
-def test_a_missing_config_names_the_presets() -> None:
+def test_what_is_missing_is_named() -> None:
     (line,) = refused()
-    assert line.startswith("command line: CONFIG.toml is missing; presets: ")
-    assert "configs/demo.toml" in line
-
-
-def test_a_flag_without_its_value_is_refused() -> None:
+    assert re.match(
+        r"command line: CONFIG.toml is missing; presets in /.*/configs: demo.toml", line
+    )
     assert refused("a.toml", "--json") == ("command line: argument --json: expected one argument",)
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import pickle
-import re
 import subprocess
 import sys
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,8 +13,6 @@ from configs.base import MissingSetting
 from configs.errors import ConfigError
 from configs.load import config_to_json, load_config, presets, read_config
 from configs.machine import Machine
-from configs.schema import Config
-from configs.settings import settings
 from configs.task import HeldOut
 
 from .conftest import SMALL, Write
@@ -33,68 +27,23 @@ def mistakes(path: Path, *overrides: tuple[str, str]) -> tuple[str, ...]:
     return caught.value.mistakes
 
 
-PATHS = """
-[lora]
-start = "adapter"
-
-[learner]
-teacher = "../teacher"
-distill_coef = 0.5
-
-[sft]
-train = { path = "demonstrations.csv" }
-
-[eval]
-every_steps = 5
-sets = [{ name = "more", path = "more.json" }]
-"""
-GIVEN = {
-    "model.path": "runs/tiny",
-    "model.tokenizer": "runs/tokenizer.json",
-    "lora.start": "runs/adapter",
-    "run.fork": None,
-    "learner.teacher": "teacher",
-    "sft.train.path": "runs/demonstrations.csv",
-    "data.train.path": "runs/train.jsonl",
-    "data.mixture.0.path": "runs/b.csv",
-    "data.validation.path": "runs/v.parquet",
-    "data.test.path": None,
-    "eval.sets.0.path": "runs/more.json",
-    "rewards.functions.0.function": None,
-    "rewards.functions.1.function": "runs/mine.py:near",
-}
-"""Paths of a file in `runs/`, relative to the current folder; None: unchanged."""
-
-
-def at(config: Config, key: str) -> object:
-    value: Any = config.model_dump()
-    for part in key.split("."):
-        value = value[int(part)] if part.isdecimal() else value[part]
-    return value
-
-
 def test_paths_of_a_file_are_relative_to_its_folder_and_the_rest_to_the_current(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "runs").mkdir()
-    path = small.rename(tmp_path / "runs/run.toml")
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    path = small.rename(folder / "run.toml")
     text = path.read_text().replace("rewards.format:well_formed", "mine.py:near")
-    text = text.replace('path = "tiny"', 'path = "tiny", tokenizer = "tokenizer.json"')
-    more = 'mixture = [{ name = "b", path = "b.csv" }]\n'
-    text = text.replace("validation = 0", 'validation = "v.parquet"')
-    text = text.replace('name = "small"', 'name = "small", phases = ["sft", "grpo"]')
-    text = text.replace("[rewards]", f"{more}[rewards]").replace("steps = 10", "steps = 200")
-    path.write_text(text + PATHS, encoding="utf-8")
-    expected = {key: value and str(tmp_path / value) for key, value in GIVEN.items()}
-    unchanged = {
-        "data.test.path": "openai/gsm8k",
-        "rewards.functions.0.function": "rewards.correctness:exact_answer",
-    }
+    text = text.replace("validation = 0", 'validation = "../v.parquet"')
+    path.write_text(f'{text}\n[lora]\nstart = "adapter"\n')
     config = load_config("runs/run.toml")
-    assert {key: at(config, key) for key in GIVEN} == expected | unchanged
+    paths = [config.model.path, config.lora.start, config.data.train.path]
+    assert paths == [str(folder / name) for name in ("tiny", "adapter", "train.jsonl")]
+    assert config.data.validation == HeldOut(path=str(tmp_path / "v.parquet"))
+    assert config.data.test.path == "openai/gsm8k"
+    functions = [part.function for part in config.rewards.functions]
+    assert functions == ["rewards.correctness:exact_answer", f"{folder}/mine.py:near"]
     assert config.run.dir == str(tmp_path / "runs")
-    inputs = {setting.path for setting in settings() if "input" in setting.node}
-    assert inputs <= {re.sub(r"\.\d+\b", ".N", key) for key in GIVEN}
     # The command line is relative to the current folder, or to that of the submission.
     # The folder of Ray's own job is a copy that is deleted: its runs are in the user's home.
     given = [("rewards.functions.0.function", "my.py:f"), ("data.train.path", "../x.csv")]
@@ -112,35 +61,18 @@ def test_paths_of_a_file_are_relative_to_its_folder_and_the_rest_to_the_current(
         monkeypatch.setenv(variable or "NOTHING", str(tmp_path / "home"))
 
 
-def test_a_path_of_an_unknown_user_is_a_mistake_of_its_setting(write: Write) -> None:
-    path = write(SMALL.replace('"train.jsonl"', '"~nobody-here/a.jsonl"'))
-    (line,) = mistakes(path)
-    assert line == (
-        f'{path}: data.train.path = "~nobody-here/a.jsonl": there is no such user; write the whole '
-        "path"
-    )
-
-
-def test_a_missing_file_is_reported_with_the_presets(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_file_is_reported_with_the_presets(small: Path) -> None:
     wrong = small.with_name("runn.toml")
     (line,) = mistakes(wrong)
     assert line.startswith(
         f"{wrong}: no such file; nearest: {small}; presets in {ROOT}/configs: demo."
     )
-    monkeypatch.chdir(ROOT)
-    (line,) = mistakes(wrong)
-    assert "; presets: configs/demo.toml, configs/gemma" in line
 
 
 @pytest.mark.parametrize(
     ("content", "place"),
     [
         (b"[run]\nname == 3\n", "(at line 2, column 7)"),
-        (b"[run", "Expected ']' "),
-        (b"a = 1\n\nb = '''x", "(at end of document)"),
-        (b"a = 1\na = 2", "Cannot overwrite a value"),
         ("a = 'ü'".encode("latin-1"), "'utf-8' codec can't decode byte 0xfc in position 5"),
         (b"a = " + b"[" * 5000, ": maximum recursion depth exceeded"),
     ],
@@ -162,38 +94,23 @@ def test_promise_8_six_mistakes_at_once(write: Write) -> None:
         .replace("max_new_tokens = 32", "")
         .replace("[budget]", "[learner]\nlr = -1\nseed = 3\n[budget]")
     )
-    assert mistakes(path, ("rollout.group_size", "1"), ("lora.rnak", "8")) == (
+    told = mistakes(path, ("rollout.group_size", "1"), ("lora.rnak", "8"))
+    expected = (
         "command line: --lora.rnak: unknown; did you mean --lora.rank?",
-        (
-            "command line: --rollout.group_size = 1: must be an integer, at least 2 and at most "
-            "1024; nearest valid: 2"
-        ),
-        (
-            f"{path}: rollout.max_new_tokens: missing; must be an integer, at least 1 "
-            "(maximum length of a completion)"
-        ),
-        (
-            f"{path}: learner.lr = -1: must be a number, above 0 and at most 10; nearest valid: "
-            "just above 0"
-        ),
-        (
-            f"{path}: learner.seed: unknown; did you mean run.seed or data.train.seed "
-            "or eval.sets.0.seed?"
-        ),
-        (
-            f'{path}: plan.platform = "cpus": must be one of "auto", "cpu", "tpu", "gpu"; nearest '
-            'valid: "cpu"'
-        ),
+        "command line: --rollout.group_size = 1: must be an integer, at least 2 and at most 1024; ",
+        f"{path}: rollout.max_new_tokens: missing; must be an integer, at least 1 (maximum length ",
+        f"{path}: learner.lr = -1: must be a number, above 0 and at most 10; nearest valid: just ",
+        f"{path}: learner.seed: unknown; did you mean run.seed or data.train.seed or eval.sets.0",
+        f'{path}: plan.platform = "cpus": must be one of "auto", "cpu", "tpu", "gpu"; nearest ',
     )
+    for line, start in zip(told, expected, strict=True):
+        assert line.startswith(start)
 
 
-def test_the_error_is_a_value_error_that_survives_pickling(small: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown") as caught:
-        load_config(small, [("a.b", "1"), ("c.d", "2")])
-    assert isinstance(caught.value, ValueError)
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert again.mistakes == caught.value.mistakes
-    assert str(again) == "\n".join(again.mistakes)
+def test_all_missing_tables_of_an_empty_file_are_reported(write: Write) -> None:
+    assert [line.split(": ")[1] for line in mistakes(write(""))] == [
+        *("model", "data", "rewards", "rollout", "budget"),
+    ]
 
 
 @pytest.mark.parametrize("preset", presets())
@@ -224,11 +141,9 @@ def test_a_run_folder_is_a_configuration(tmp_path: Path):
     config = load_config("configs/demo.toml")
     (tmp_path / "config.json").write_text(config_to_json(config), encoding="utf-8")
     assert load_config(tmp_path) == config
-    changed = load_config(tmp_path, [("run.seed", "7"), ("eval.temperature", "1.0")])
-    assert (changed.run.seed, changed.eval.temperature) == (7, 1.0)
+    changed = load_config(tmp_path, [("run.seed", "7")])
+    assert changed.run.seed == 7
     assert changed.data == config.data
-    with pytest.raises(ConfigError, match=r"command line: --run\.seed = -1: must be an integer"):
-        load_config(tmp_path, [("run.seed", "-1")])
 
 
 @pytest.mark.parametrize(
@@ -237,6 +152,7 @@ def test_a_run_folder_is_a_configuration(tmp_path: Path):
         (None, "not a run folder: it has no config.json"),
         ("{", "config.json is damaged: not JSON"),
         ("[]", "config.json is damaged: not a JSON object"),
+        ('{"plan": {"rows": 1}}', r"earlier version .* config.json has plan.rows\); start another"),
     ],
 )
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, text: str | None, message: str):
@@ -247,31 +163,13 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, text: str | None, mes
 
 
 def test_promise_8_an_unknown_key_does_not_hide_other_mistakes_in_its_table(small: Path) -> None:
-    told = mistakes(small, ("plan.sampler", "1"), ("plan.attention", "splash"))
-    assert len(told) == 2
-    assert told[1].startswith('command line: --plan.attention = "splash": needs plan.platform')
     path = small.with_name("more.toml")
     text = small.read_text(encoding="utf-8").replace("[plan]", "[plan]\nsampler = 1\nfsdpp = 2")
-    path.write_text(text.replace("slots = 32", "slots = 32\nslot_buckets = [40]"), encoding="utf-8")
-    told = mistakes(path, ("plan.sampler_devices", "2"), ("plan.row_tokens", "7"))
-    assert [line.rpartition(": plan.")[2].partition(" ")[0] for line in told[:2]] == [
-        "sampler:",
-        "fsdpp:",
+    path.write_text(text.replace("[budget]", "[sft]\nsteps = 5\n[budget]"), encoding="utf-8")
+    told = mistakes(path, ("plan.row_tokens", "7"))
+    assert [line.split(": ")[1].partition(" =")[0].removeprefix("--") for line in told] == [
+        *("plan.sampler", "plan.fsdpp", "plan.row_tokens", "sft.steps"),
     ]
-    assert told[2].startswith(f"{path}: plan.slot_buckets = [40]: must be descending and")
-
-
-def test_a_run_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
-    tree = json.loads(config_to_json(load_config("configs/demo.toml")))
-    tree["plan"]["rollout_rows"] = tree["plan"].pop("slots")
-    (tmp_path / "config.json").write_text(json.dumps(tree), encoding="utf-8")
-    with pytest.raises(ConfigError) as caught:
-        load_config(tmp_path)
-    (line,) = caught.value.mistakes
-    assert line == (
-        f"{tmp_path} was written by an earlier version of gemma-grpo (its config.json has "
-        "plan.rollout_rows); start another run with --run.name"
-    )
 
 
 def test_promise_8_a_wrong_value_hides_only_the_checks_that_read_it(small: Path) -> None:
@@ -287,15 +185,10 @@ def test_promise_8_a_wrong_value_hides_only_the_checks_that_read_it(small: Path)
 @pytest.mark.parametrize(
     ("given", "missing"),
     [
-        ([("learner.lr", "fast")], "learner.lr"),
-        ([("plan.platform", "npu")], "plan.platform"),
-        ([("rewards.functions.0.function", "f")], "rewards.functions"),
         ([("learner", "3")], "learner"),
         ([("data.train.path", "gs://x"), ("run.nam", "x")], "data.train.path"),
         ([("eval.every_steps", "5")], "eval.every_steps"),
-        ([("sft.train", "{path = 3, foo = 1}")], "sft.train.path"),
         ([("sft.train", "{path = 3, limit = 0}")], "sft.train.limit"),
-        ([("data.test", "{path = 3, foo = 1}")], "data.test.path"),
         ([("rewards.functions", "[3, {foo = 1}]")], "rewards.functions"),
     ],
 )
@@ -304,18 +197,11 @@ def test_a_setting_with_a_mistake_has_no_value(
 ) -> None:
     read = read_config(small, given)
     assert read.mistakes
-    assert read.config.run.name == "small"
     assert read.config.rollout.size == 32
     with pytest.raises(MissingSetting):
         attrgetter(missing)(read.config)
     with pytest.raises(MissingSetting):
         config_to_json(read.config)
-
-
-def test_all_missing_tables_of_an_empty_file_are_reported(write: Write) -> None:
-    assert [line.split(": ")[1] for line in mistakes(write(""))] == [
-        *("model", "data", "rewards", "rollout", "budget"),
-    ]
 
 
 SHORT = """
@@ -361,11 +247,9 @@ def test_a_short_configuration_has_long_forms_and_what_file_and_machine_imply(
 @pytest.mark.parametrize(
     ("path", "meant"),
     [
-        ("google/gemma-3-1b-it", "hf://google/gemma-3-1b-it"),
         ("unsloth/gemma-2-2b@v1", "hf://unsloth/gemma-2-2b@v1"),
         ("./google/gemma", "google/gemma"),
         ("here/gemma", "here/gemma"),
-        ("gemma", "gemma"),
         ("a/b/c", "a/b/c"),
     ],
 )

@@ -35,21 +35,16 @@ def applied(key: str, text: str) -> object:
     [
         ("learner.lr", "1e-4", 1e-4),
         ("learner.lr", "1", 1),
-        ("rollout.top_k", "64", 64),
         ("rewards.shuffle", "false", False),
         ("budget.time", "9h", "9h"),
         ("budget.time", '"9h"', "9h"),
         ("run.name", "123", "123"),
-        ("run.name", "true", "true"),
         ("run.name", "1979-05-27", "1979-05-27"),
         ("run.name", "none", "none"),
         ("data.answer_pattern", "#### (.+)", "#### (.+)"),
         ("prompt.system", "a = 1\nb = 2", "a = 1\nb = 2"),
-        ("prompt.system", "", ""),
         ("wandb.entity", '"none"', "none"),
         ("rollout.stop_tokens", '["<eos>", "x"]', ["<eos>", "x"]),
-        ("plan.prompt_buckets", "[4, 8]", [4, 8]),
-        ("rewards.functions.0.weight", "0.5", 0.5),
         ("rewards.functions.1.weight", "-0.5", -0.5),
         ("rewards.functions.2.name", "third", "third"),
         ("data.validation.split", "train[:9]", "train[:9]"),
@@ -59,12 +54,6 @@ def test_a_text_becomes_the_settings_value(key: str, text: str, value: object) -
     result = applied(key, text)
     assert result == value
     assert type(result) is type(value)
-
-
-@given(TEXT)
-def test_any_string_survives_in_quotes(value: str) -> None:
-    assert read_value(show_value(value)) == value
-    assert applied("prompt.system", show_value(value)) == value
 
 
 VALUES = st.recursive(
@@ -81,15 +70,11 @@ def test_shown_values_are_toml_on_one_line(value: object) -> None:
     assert read_value(text) == value
 
 
-def test_the_last_override_wins(small: Path) -> None:
-    config = load_config(small, [("lora.rank", "2"), ("lora.rank", "4")])
+def test_the_last_override_wins_and_none_unsets(small: Path) -> None:
+    more = [("budget.steps", "none"), ("budget.time", "90s")]
+    config = load_config(small, [("lora.rank", "2"), ("lora.rank", "4"), *more])
     assert config.lora.rank == 4
-
-
-def test_none_unsets_so_that_a_time_can_replace_steps(small: Path) -> None:
-    config = load_config(small, [("budget.steps", "none"), ("budget.time", "90s")])
-    assert config.budget.steps is None
-    assert config.budget.time_s == 90
+    assert (config.budget.steps, config.budget.time_s) == (None, 90)
 
 
 @pytest.mark.parametrize("value", ["3", "[]"])

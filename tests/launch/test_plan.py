@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from configs.machine import Machine
-from launch import plan, train
+from launch import plan
 from tests.pipeline.plan.presets import KNOWN
 
 PROJECT = Path(__file__).parents[2]
@@ -71,9 +71,7 @@ def test_the_plan_for_another_topology(capsys: pytest.CaptureFixture[str]) -> No
             ["--model.path", "hf://a/b"],
             "model.path: hf://a/b: only Gemma 2, 3 and 4 can be trained",
         ),
-        (["--model.path", "/nowhere"], "/nowhere"),
         (["--json", "/nowhere/plan.json"], "--json: no folder /nowhere"),
-        (["--json", "/tmp"], "command line: --json: /tmp is a folder; name a file"),
         (["--budget.time", "none", "--budget.until", PAST], f"budget.until = {PAST} has passed"),
     ],
 )
@@ -91,7 +89,7 @@ def test_the_shortage_and_what_would_fit_are_reported(
 ) -> None:
     small = ["--topology", "v5e-1", "--plan.hbm_gib", "6"]
     out, _ = shown(capsys, FOUR_B, *small, status=1)
-    assert "  DOES NOT FIT: the base alone takes ~7.23 GiB of the 5.70 that may be used\n" in out
+    assert re.search(r"  DOES NOT FIT: .* GiB of the 5.70 that may be used: base ~7.23, ", out)
     assert re.search(r'^model.quantization = "nf4"  .*  settings$', out, re.MULTILINE)
     assert re.search(r"^--topology v5e-4 \(.*  hardware$", out, re.MULTILINE)
 
@@ -99,14 +97,8 @@ def test_the_shortage_and_what_would_fit_are_reported(
 def test_what_does_not_fit_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--plan.placement", "colocated", "--plan.slots", "8", "--plan.hbm_gib", "0.1"]
     out, _ = shown(capsys, FOUR_B, *given, "--plan.micro_batch_tokens", "16384", status=1)
-    assert "DOES NOT FIT: the base alone takes ~7.23 GiB" in out
+    assert re.search("DOES NOT FIT: .*: base ~7.23, ", out)
     assert "no setting that takes less memory makes it fit, nor do all of them together" in out
     assert "budget not estimated: the plan does not fit" in out
     out, _ = shown(capsys, ONE_B, "--budget.time", "3m", status=1)
     assert "TOO SMALL" in out
-
-
-def test_a_process_on_several_hosts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    many = ["--plan.learner_devices=16", "--plan.placement=colocated"]
-    assert train.main([ONE_B, *many, "--dry-run"]) == 2
-    assert "must be 1, 4 or 8 TPU chips of a host; nearest valid: 8" in capsys.readouterr().err

@@ -44,7 +44,5 @@ def make_optimizer(config: Config, rate: optax.Schedule) -> optax.GradientTransf
     learner = config.learner
     return optax.chain(
         optax.clip_by_global_norm(learner.max_grad_norm),
-        optax.adamw(
-            rate, b1=learner.adam_b1, b2=learner.adam_b2, weight_decay=learner.weight_decay
-        ),
+        optax.adamw(rate, b1=0.9, b2=learner.adam_b2, weight_decay=learner.weight_decay),
     )

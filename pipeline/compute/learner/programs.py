@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from configs.plan import HEAD_TOKENS, HEAD_VOCAB
+from configs.plan import HEAD_TOKENS, HEAD_VOCAB, LAYER_TOKENS
 from configs.schema import Config
 from pipeline.compute.builds import BuildLog
 from pipeline.compute.learner.batches import DeviceBatch, Inputs, TopKLogprobs
@@ -165,13 +165,12 @@ class LearnerPrograms:
         top_k: int = 0,
         remat: bool = False,
     ) -> Scores:
-        plan = self.config.plan
         # With a gradient each layer casts the adapter; without one it is cast once.
         hidden, _ = self.policy.bind(base, adapter, exact=remat)(
             inputs.tokens,
             inputs.positions,
             attend=self.attention(inputs),
-            remat=Remat(plan.remat, plan.layer_tokens) if remat else None,
+            remat=Remat(self.config.plan.remat, LAYER_TOKENS) if remat else None,
         )
         return score(
             hidden,

@@ -1,8 +1,7 @@
 """Hardware that the planner knows: memory, speed and price of chips, and topologies.
 
-These are published limits; speeds of a TPU that `make test-accelerator` has measured on this host
-replace them in `topology_of`. Accelerators of this machine are not inspected (`configs.machine`
-does that); memory and cores of the topology `cpu` are those of this machine.
+These are published limits. Accelerators of this machine are not inspected (`configs.machine` does
+that); memory and cores of the topology `cpu` are those of this machine.
 """
 
 from __future__ import annotations
@@ -14,11 +13,7 @@ from dataclasses import dataclass, replace
 
 from configs.machine import GpuName, jax_gib
 from configs.schema import Config, Plan
-from pipeline.plan.chip_limits import load_limits
 from pipeline.plan.topology import GIB, HBM_GIB
-
-SPEEDS = ("bytes_per_s", "bf16_flops", "int8_flops")
-"""Limits of a chip that `make test-accelerator` measures."""
 
 
 @dataclass(frozen=True)
@@ -30,50 +25,25 @@ class Chip:
         platform: a `plan.platform`.
         hbm_gib: memory that programs may use.
         bf16_flops: peak operations per second in bfloat16; on a CPU in float32.
-        int8_flops: peak operations per second in 8 bits.
         bytes_per_s: peak memory bandwidth.
         link_bytes_per_s: peak bandwidth of all links to other chips together.
         layer_s: least seconds of a layer in a decode step.
-        chip_hour_usd: list price; None: unknown.
-        measured: when the speeds were measured on this host; None: they are the published ones.
+        chip_hour_usd: list price, if known.
     """
 
     name: str
     platform: str
     hbm_gib: float
     bf16_flops: float
-    int8_flops: float
     bytes_per_s: float
     link_bytes_per_s: float
     layer_s: float
     chip_hour_usd: float | None = None
-    measured: str | None = None
-
-    @property
-    def published(self) -> Chip:
-        """The chip with the published speeds."""
-        if self.measured is None:
-            return self
-        known = next(one.chip for one in TOPOLOGIES.values() if one.chip.name == self.name)
-        return replace(self, measured=None, **{name: getattr(known, name) for name in SPEEDS})
-
-    @property
-    def speeds(self) -> dict[str, float | str | None]:
-        """The speeds that can be measured, and when they were."""
-        return {name: getattr(self, name) for name in (*SPEEDS, "measured")}
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Chips of a run.
-
-    Attributes:
-        name: value of `--topology`.
-        chip: the kind of chip.
-        chips: number of chips.
-        hosts: number of machines.
-        has_compiler: whether the TPU compiler can compile for it on any machine.
-    """
+    """Chips of a run, by the name that `--topology` has; the TPU compiler supports some of them."""
 
     name: str
     chip: Chip
@@ -89,24 +59,18 @@ class Topology:
 
 # HBM: 16 GB less the runtime's share; https://cloud.google.com/tpu/docs/v5e. The price is the
 # on-demand list price of us-central1 in 2025.
-_V5E = Chip("TPU v5e", "tpu", HBM_GIB, 197e12, 393e12, 819e9, 200e9, 10e-6, 1.20)
+_V5E = Chip("TPU v5e", "tpu", HBM_GIB, 197e12, 819e9, 200e9, 10e-6, 1.20)
 # By memory, and then by speed. https://www.nvidia.com/en-us/data-center/l4, a100, h100 and h200
 # (SXM), and "NVIDIA Ada GPU Architecture", appendix A. Of products of sparse matrices, which they
 # give, dense ones are half; sums are in float32. A link is one direction of NVLink or PCIe. The
 # memory is what JAX takes of what the driver reports, in MiB.
 _GPUS: dict[GpuName, Chip] = {
-    "l4": Chip("NVIDIA L4", "gpu", jax_gib(23034), 121e12, 242e12, 300e9, 32e9, 20e-6),
-    "rtx-4090": Chip(
-        *("NVIDIA RTX 4090", "gpu", jax_gib(24564)), 165.2e12, 660.6e12, 1008e9, 32e9, 20e-6
-    ),
-    "a100-40": Chip(
-        *("NVIDIA A100 40 GB", "gpu", jax_gib(40960)), 312e12, 624e12, 1555e9, 300e9, 20e-6
-    ),
-    "a100-80": Chip(
-        *("NVIDIA A100 80 GB", "gpu", jax_gib(81920)), 312e12, 624e12, 2039e9, 300e9, 20e-6
-    ),
-    "h100": Chip("NVIDIA H100", "gpu", jax_gib(81559), 989e12, 1979e12, 3350e9, 450e9, 20e-6),
-    "h200": Chip("NVIDIA H200", "gpu", jax_gib(143771), 989e12, 1979e12, 4800e9, 450e9, 20e-6),
+    "l4": Chip("NVIDIA L4", "gpu", jax_gib(23034), 121e12, 300e9, 32e9, 20e-6),
+    "rtx-4090": Chip(*("NVIDIA RTX 4090", "gpu", jax_gib(24564)), 165.2e12, 1008e9, 32e9, 20e-6),
+    "a100-40": Chip(*("NVIDIA A100 40 GB", "gpu", jax_gib(40960)), 312e12, 1555e9, 300e9, 20e-6),
+    "a100-80": Chip(*("NVIDIA A100 80 GB", "gpu", jax_gib(81920)), 312e12, 2039e9, 300e9, 20e-6),
+    "h100": Chip("NVIDIA H100", "gpu", jax_gib(81559), 989e12, 3350e9, 450e9, 20e-6),
+    "h200": Chip("NVIDIA H200", "gpu", jax_gib(143771), 989e12, 4800e9, 450e9, 20e-6),
 }
 _SIMILAR = 0.95
 """A GPU is taken for one of another kind with at least this share of its memory."""
@@ -129,16 +93,11 @@ TOPOLOGIES = _topologies()
 
 
 def cpu(devices: int, *, at_once: int) -> Topology:
-    """This machine's CPU as virtual devices.
-
-    Args:
-        devices: number of devices, which share the memory.
-        at_once: number of devices that compute at the same time and share the cores.
-    """
+    """This machine's CPU as virtual devices, which share its memory; `at_once` share its cores."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     cores = os.cpu_count() or 1
     flops, speed = cores * _CORE_FLOPS / at_once, cores * _CORE_BYTES_PER_S / at_once
-    chip = Chip("CPU", "cpu", memory / devices, flops, flops, speed, speed, 40e-6)
+    chip = Chip("CPU", "cpu", memory / devices, flops, speed, speed, 40e-6)
     return Topology("cpu", chip, devices, 1)
 
 
@@ -153,8 +112,7 @@ def device_count(config: Config) -> int:
 def topology_of(config: Config, name: str | None) -> Topology:
     """The topology to plan for: `name`, or else the devices of the configuration.
 
-    `plan.chip_hour_usd` replaces the list price and `plan.hbm_gib` bounds the memory. Speeds that
-    were measured on this host replace the published ones of the same kind of chip.
+    `plan.chip_hour_usd` replaces the list price and `plan.hbm_gib` bounds the memory.
 
     Raises:
         ValueError: if there is no such topology, if its platform differs from the configuration's,
@@ -180,9 +138,6 @@ def topology_of(config: Config, name: str | None) -> Topology:
             f"command line: --topology {name}: plan.platform is {plan.platform!r}, not "
             f"{chip.platform!r}; nearest valid: {nearest}, or --plan.platform {chip.platform}"
         )
-    limits = load_limits(chip.name) if chip.platform == "tpu" else None
-    if limits is not None:
-        chip = replace(chip, **vars(limits))
     if plan.chip_hour_usd is not None:
         chip = replace(chip, chip_hour_usd=plan.chip_hour_usd)
     if plan.hbm_gib is not None:
@@ -198,29 +153,15 @@ def has_own_topology(config: Config, topology: Topology) -> bool:
     return own.chips == topology.chips
 
 
-def chip_speeds(config: Config) -> dict[str, float | str | None] | None:
-    """The speeds of a TPU chip that plans of the run use; None: it has other devices."""
-    return topology_of(config, None).chip.speeds if config.plan.platform == "tpu" else None
-
-
 def _named(name: str) -> Topology:
     if name in TOPOLOGIES:
         return TOPOLOGIES[name]
-    close = _closest(name)
+    (close,) = difflib.get_close_matches(name, TOPOLOGIES, n=1, cutoff=0.0)
     kinds = f"cpu, v5e-1 to v5e-256, {', '.join(_GPUS)} (and h100x8)"
     raise ValueError(
         f"command line: --topology {name}: unknown; known topologies: {kinds}; nearest "
         f"valid: {close}"
     )
-
-
-def _closest(name: str) -> str:
-    """The topology of the same family with the closest number, else the most similar name."""
-    family, _, number = name.partition("-")
-    alike = [known for known in TOPOLOGIES if re.fullmatch(rf"{re.escape(family)}-\d+", known)]
-    if alike and number.isdecimal():
-        return min(alike, key=lambda known: abs(int(known.partition("-")[2]) - int(number)))
-    return difflib.get_close_matches(name, TOPOLOGIES, n=1, cutoff=0.0)[0]
 
 
 def _nearest(plan: Plan, count: int) -> str:

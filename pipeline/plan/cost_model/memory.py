@@ -33,8 +33,6 @@ PARTS = (
 one; `adapter` all adapters on the chip; `optimizer` the gradients."""
 PHASES = ("prefill", "decode", "score", "update")
 """Phases of a step with programs of their own."""
-RESIDENT = ("base", "adapter", "optimizer")
-"""The parts that do not depend on sizes."""
 
 
 def estimate_memory(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 
-from configs.plan import HEAD_TOKENS, HEAD_VOCAB
+from configs.plan import HEAD_TOKENS, HEAD_VOCAB, LAYER_TOKENS
 from configs.schema import Config
 from pipeline.data.models.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.plan.program_names import SAMPLER, Devices, devices_of, split_name
@@ -55,12 +55,8 @@ _BLOCK = 512  # queries whose scores exist at the same time, as in PackedAttenti
 class ProcessArrays:
     """Arrays that the programs of a process are built from, by their bytes.
 
-    Attributes:
-        config: the run, with all sizes.
-        shape: the model.
-        devices: the devices of the process.
-        quantization: quantization of the base weights in its programs.
-        adapted: whether the programs take an adapter; false: it is merged into the base.
+    `quantization` is that of the base in its programs; if they are not `adapted`, the adapter is
+    merged into the base. The configuration has all sizes.
     """
 
     config: Config
@@ -218,12 +214,7 @@ def _divides(parts: int, size: int) -> int:
 def program_memory(config: Config, shape: ModelShape, program: str) -> MemoryParts:
     """Bytes of a chip that a program uses while it runs, arguments and results included.
 
-    Parts are those of `memory.PARTS`.
-
-    Args:
-        config: the run, with all sizes.
-        shape: the model.
-        program: name of the program, see `pipeline.plan.program_names`.
+    Parts are those of `memory.PARTS`, names those of `pipeline.plan.program_names`.
     """
     kind, size = split_name(program)
     arrays = ProcessArrays.of(config, shape, program)
@@ -362,9 +353,9 @@ def _local_rows(arrays: ProcessArrays, rows: int) -> int:
 
 
 def _rows_together(arrays: ProcessArrays, rows: int) -> int:
-    """Rows that a layer of the gradient program processes together (`plan.layer_tokens`)."""
+    """Rows that a layer of the gradient program processes together."""
     local = _local_rows(arrays, rows)
-    most = max(1, arrays.config.plan.layer_tokens // arrays.config.row_tokens)
+    most = max(1, LAYER_TOKENS // arrays.config.row_tokens)
     return max(size for size in range(1, local + 1) if local % size == 0 and size <= most)
 
 

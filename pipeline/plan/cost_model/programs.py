@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from configs.schema import Config
 from pipeline.data.batching import batch_shape
 from pipeline.data.models.model_shape import ModelShape
-from pipeline.plan.cost_model.hardware import Chip
-from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 
 _COMPILE_S_TPU = {
     "gradient": 2.0,
@@ -93,16 +91,7 @@ def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
     return tuple(named)
 
 
-def compile_s(names: Sequence[str], shape: ModelShape, *, chip: Chip) -> Seconds:
-    """Seconds of tracing and compiling programs one after the other.
-
-    Cached programs take less, busy cores take longer.
-
-    Args:
-        names: names of programs, as in `built_programs`.
-        shape: the model.
-        chip: the target of compilation.
-    """
-    by_kind = _COMPILE_S_CPU if chip.platform == "cpu" else _COMPILE_S_TPU
-    per_layer = sum(by_kind[name.partition(" ")[0]] for name in names)
-    return fixed_time(per_layer * shape.layers, chip=chip)
+def compile_s(names: Sequence[str], shape: ModelShape, *, platform: str) -> float:
+    """Seconds of tracing and compiling `built_programs` one after the other, without caches."""
+    by_kind = _COMPILE_S_CPU if platform == "cpu" else _COMPILE_S_TPU
+    return sum(by_kind[name.partition(" ")[0]] for name in names) * shape.layers

@@ -1,10 +1,9 @@
-"""Roofline model of program times; each result has a range.
+"""Roofline model of program times.
 
-The low end is the roofline (https://doi.org/10.1145/1498765.1498785): operations or bytes per
-second of the chip, as published or as measured on this host, whichever takes longer. The expected
-time uses shares of these limits, and seconds of work outside of the matrix unit, fitted to compiled
-programs of Gemma 3 for a v5e by the compiler's estimate and schedule (`launch.plan --verify`). The
-shares were not measured on a TPU.
+The least time is the roofline (https://doi.org/10.1145/1498765.1498785): operations or bytes by the
+chip's limits, whichever takes longer. The expected time uses shares of these limits, and seconds of
+work outside of the matrix unit, fitted to compiled programs of Gemma 3 for a v5e by the compiler's
+estimate and schedule (`launch.plan --verify`). The shares were not measured on a TPU.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ _WEIGHT_BYTES, _CACHE_BYTES, _SLOW_CACHE_BYTES = 0.9, 0.95, 0.72
 _FAST_ROWS = 128
 """Rows whose caches are read at the first share of the bandwidth; further rows use the second,
 lower one, as in the compiler's estimates."""
-_SPREAD = {"tpu": 1.6, "gpu": 3.0, "cpu": 3.0}
-"""The high end as a multiple of the expected time."""
 _DEQUANTIZE = 5.3
 """Bytes moved per byte of a matrix that is dequantized from 8 or 4 bits before each product."""
 _TRUNCATION_BYTES = 200.0
@@ -58,41 +55,30 @@ _HEAD_PASSES = 2.0
 
 @dataclass(frozen=True)
 class Seconds:
-    """A time with its range.
-
-    Attributes:
-        low: lower bound by the hardware's limits.
-        expected: value that plans are compared by.
-        high: pessimistic value.
-        regime: resource that takes most of the time.
-    """
+    """An estimated time, its lower bound by the chip's limits, and what takes most of it."""
 
     low: float
     expected: float
-    high: float
     regime: Regime
 
     def __add__(self, other: Seconds) -> Seconds:
         """The time of both, one after the other."""
         regime = self.regime if self.expected >= other.expected else other.regime
-        low, expected = self.low + other.low, self.expected + other.expected
-        return Seconds(low, expected, self.high + other.high, regime)
+        return Seconds(self.low + other.low, self.expected + other.expected, regime)
 
     def longer(self, other: Seconds) -> Seconds:
         """The time of both, at the same time."""
         regime = self.regime if self.expected >= other.expected else other.regime
-        low, expected = max(self.low, other.low), max(self.expected, other.expected)
-        return Seconds(low, expected, max(self.high, other.high), regime)
+        return Seconds(max(self.low, other.low), max(self.expected, other.expected), regime)
 
     def __mul__(self, times: float) -> Seconds:
         """The time of `times` repetitions."""
-        return Seconds(self.low * times, self.expected * times, self.high * times, self.regime)
+        return Seconds(self.low * times, self.expected * times, self.regime)
 
 
-def fixed_time(seconds: float, *, chip: Chip) -> Seconds:
-    """A time that does not depend on the model, with the same relative high end."""
-    spread = _SPREAD[chip.platform]
-    return Seconds(seconds / spread, seconds, seconds * spread, "latency")
+def fixed_time(seconds: float) -> Seconds:
+    """A time that does not depend on the model."""
+    return Seconds(seconds, seconds, "latency")
 
 
 @dataclass(frozen=True)
@@ -109,11 +95,10 @@ class _Load:
     attention_share: float = _ATTENTION_FLOPS
     vector_s: float = 0.0  # of work outside of the matrix unit, which the roofline does not count
 
-    def seconds(self, chip: Chip, *, flops_share: float, int8: bool = False) -> Seconds:
-        """The time on a chip."""
-        peak = chip.int8_flops if int8 else chip.bf16_flops
+    def seconds(self, chip: Chip, *, flops_share: float) -> Seconds:
+        """The time on a chip; products of integers count as those of bfloat16."""
         link_s = self.link_bytes / chip.link_bytes_per_s
-        compute = (self.flops / peak) + self.attention_flops / chip.bf16_flops
+        compute = self.flops / chip.bf16_flops + self.attention_flops / chip.bf16_flops
         memory = (self.weight_bytes + self.cache_bytes) / chip.bytes_per_s
         low = max(compute, memory, link_s)
         slow_compute = self.flops / (flops_share * chip.bf16_flops)
@@ -131,7 +116,7 @@ class _Load:
         total = sum(busy) if self.cache_bytes else max(busy)
         expected = max(low, total + parts["links"] + parts["latency"])
         regime: Regime = max(parts, key=lambda name: parts[name])
-        return Seconds(low, expected, _SPREAD[chip.platform] * expected, regime)
+        return Seconds(low, expected, regime)
 
     def _caches_s(self, chip: Chip) -> float:
         """Seconds of reading the caches."""
@@ -162,13 +147,7 @@ def _parameters(shape: ModelShape) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class RooflineModel:
-    """Times of a configuration's programs on a chip.
-
-    Attributes:
-        config: placement, dtypes and lengths; its sizes are ignored.
-        shape: the model.
-        chip: the kind of chip.
-    """
+    """Times of a configuration's programs on a chip; its sizes are ignored."""
 
     config: Config
     shape: ModelShape
@@ -197,8 +176,7 @@ class RooflineModel:
             + self._reductions(tp)
             + self._lookups(slots, plan.devices_per_sampler),
         )
-        int8 = self.config.sampler_quantization == "int8_matmul"
-        return load.seconds(self.chip, flops_share=_DECODE_FLOPS, int8=int8)
+        return load.seconds(self.chip, flops_share=_DECODE_FLOPS)
 
     def flush(self, slots: int) -> Seconds:
         """The end of a segment: moving new positions to the ring caches, and the host's check."""
@@ -233,8 +211,7 @@ class RooflineModel:
             + self._per_layer_inputs(positions, config.plan.devices_per_sampler, tp),
             latency_s=_LAUNCH_S + share * self._reductions(tp) + self._copies(positions),
         )
-        int8 = config.sampler_quantization == "int8_matmul"
-        return load.seconds(self.chip, flops_share=_PREFILL_FLOPS, int8=int8)
+        return load.seconds(self.chip, flops_share=_PREFILL_FLOPS)
 
     def score(self, positions: int, packing: Packing) -> Seconds:
         """Log-probs, or the reference top k, of `positions` positions of a shard's micro-batch.
@@ -319,8 +296,7 @@ class RooflineModel:
             vector_s=vector_s,
             attention_share=_SPLASH_FLOPS if plan.uses_splash else _ATTENTION_FLOPS,
         )
-        int8 = self.config.model.quantization == "int8_matmul"
-        return load.seconds(self.chip, flops_share=_LEARN_FLOPS, int8=int8)
+        return load.seconds(self.chip, flops_share=_LEARN_FLOPS)
 
     @property
     def _adapter(self) -> int:

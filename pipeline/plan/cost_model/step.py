@@ -1,9 +1,8 @@
 """Estimated time of a training step: the roofline times of its phases at the expected lengths.
 
 The configuration has sizes. With a cut-off it is a step after many others, which continues their
-partial rollouts. The number of groups without signal is unknown before a run, so the expected time
-has no further dynamic-sampling rounds, and the high end of sampling includes the most prompts that
-a step may use.
+partial rollouts. The number of groups without signal is unknown before a run, so a step has no
+further dynamic-sampling rounds.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipeline.data.batching import Packing
-from pipeline.plan.cost_model.hardware import Chip
 from pipeline.plan.cost_model.roofline import RooflineModel, Seconds, fixed_time
 from pipeline.plan.cost_model.workload import (
     SamplerWork,
@@ -24,9 +22,6 @@ from pipeline.plan.cost_model.workload import (
 )
 from pipeline.plan.lengths import Lengths
 
-PHASES = ("prefill", "decode", "score", "update", "sync", "rewards")
-"""Phases of a step; sync: the samplers load the new adapter."""
-
 _REWARD_S, _REWARD_FLOOR_S = 0.5e-3, 0.05
 """Seconds of rewards, text and records: per rollout, and per step."""
 _HOST_BYTES_PER_S, _SYNC_FLOOR_S = 1e9, 0.02
@@ -35,22 +30,14 @@ _HOST_BYTES_PER_S, _SYNC_FLOOR_S = 1e9, 0.02
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """Estimate of a GRPO step.
+    """Estimate of a GRPO step: time by phase, and the rollouts and tokens that it trains on.
 
-    Attributes:
-        seconds: time by phase.
-        rollouts: rollouts that the step trains on.
-        tokens: completion tokens that the step trains on.
-        padding: share of the learner's positions that are padding.
-        slots_useful: share of the slots' decode steps that generate a token.
-        ahead: whether other chips generate and score the next step's rollouts during the update.
+    With `ahead` other chips generate and score the next step's rollouts during the update.
     """
 
     seconds: Mapping[str, Seconds]
     rollouts: int
     tokens: float
-    padding: float
-    slots_useful: float
     ahead: bool = False
 
     @property
@@ -77,7 +64,7 @@ class StepEstimate:
 
 def estimate_step(model: RooflineModel, lengths: Lengths) -> StepEstimate:
     """Estimates a GRPO step at the expected lengths; the model's configuration has sizes."""
-    config, chip, rollout = model.config, model.chip, model.config.rollout
+    config, rollout = model.config, model.config.rollout
     work = training_work(config, lengths)
     size = round(work.mean.trained * rollout.size)
     tokens = work.mean.trained_tokens * rollout.size
@@ -86,25 +73,14 @@ def estimate_step(model: RooflineModel, lengths: Lengths) -> StepEstimate:
         **sampling_seconds(model, work),
         **estimate_learning(model, trained, sequences=size),
         "sync": sync_s(model),
-        "rewards": rewards_s(size, chip=chip),
+        "rewards": fixed_time(_REWARD_FLOOR_S + _REWARD_S * size),
     }
-    if rollout.max_prompts_per_step is not None:
-        # All further prompts count as one round.
-        more = rollout.max_prompts_per_step - rollout.prompts_per_step
-        further = estimate_sampling(model, lengths, prompts=more, samples=rollout.group_size)
-        further["rewards"] = rewards_s(more * rollout.group_size, chip=chip)
-        for phase, time in further.items():
-            # It may follow but is not expected: only the high end grows.
-            seconds[phase] = replace(seconds[phase], high=seconds[phase].high + time.high)
-    positions = sum(packed_positions(config, trained, sequences=size))
     return StepEstimate(
         seconds=seconds,
         rollouts=size,
         tokens=size * trained.completion,
-        padding=1 - size * Packing.expected(config, trained).tokens / positions,
-        slots_useful=work.slots_useful(config),
         # Virtual CPU devices share the same cores.
-        ahead=rollout.ahead != "off" and chip.platform != "cpu",
+        ahead=rollout.ahead != "off" and model.chip.platform != "cpu",
     )
 
 
@@ -118,7 +94,7 @@ def estimate_sampling(
 
 def sampling_seconds(model: RooflineModel, work: SamplerWork) -> dict[str, Seconds]:
     """Time of the phases `prefill` and `decode` for a sampler's work."""
-    prefill = decode = fixed_time(0.0, chip=model.chip)
+    prefill = decode = fixed_time(0.0)
     for slots, number in work.mean.segments.items():
         decode += model.segment(slots) * number
     for bucket, number in work.prefills.items():
@@ -133,7 +109,7 @@ def estimate_learning(
     config, settings = model.config, model.config.learner
     batches = packed_positions(config, lengths, sequences=sequences)
     shards = config.plan.learner_shards
-    score = update = fixed_time(0.0, chip=model.chip)
+    score = update = fixed_time(0.0)
     passes = int(settings.kl_coef > 0) + int(settings.teacher is not None)
     packing = Packing.expected(config, lengths)
     for positions, number in Counter(batches).items():
@@ -145,20 +121,15 @@ def estimate_learning(
     return {"score": score, "update": update}
 
 
-def sft_step_s(model: RooflineModel) -> Seconds:
-    """Time of a step of the SFT phase."""
+def sft_step_s(model: RooflineModel) -> float:
+    """Seconds of a step of the SFT phase."""
     config = model.config
     row, rows = config.row_tokens, config.micro_batch_rows
     number = math.ceil(config.sft.sequences_per_step / rows)
     per_shard = rows * row // config.plan.learner_shards
     longest = float(config.rollout.max_tokens)
     full = Packing(positions=longest, tokens=longest, learned=1.0, sequence=longest)
-    return model.gradient(per_shard, full) * number + model.apply()
-
-
-def rewards_s(rollouts: int, *, chip: Chip) -> Seconds:
-    """Time of rewards, text and records of some rollouts."""
-    return fixed_time(_REWARD_FLOOR_S + _REWARD_S * rollouts, chip=chip)
+    return (model.gradient(per_shard, full) * number + model.apply()).expected
 
 
 def sync_s(model: RooflineModel) -> Seconds:
@@ -167,4 +138,4 @@ def sync_s(model: RooflineModel) -> Seconds:
     if plan.placement == "split":
         adapter = 4 * model.shape.adapter_parameters(model.config.lora)
         seconds += (1 + plan.num_samplers) * adapter / _HOST_BYTES_PER_S
-    return fixed_time(seconds, chip=model.chip)
+    return fixed_time(seconds)

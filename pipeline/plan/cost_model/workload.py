@@ -100,7 +100,6 @@ class MeanWork:
 
     Attributes:
         segments: number of segments, by slots of a device.
-        tokens: generated tokens, as a share of those of the new completions.
         trained: completions that a step trains on, as a share of the new ones.
         trained_tokens: their tokens, as a share of those of the new ones.
         continued: completions that an earlier step began.
@@ -108,7 +107,6 @@ class MeanWork:
     """
 
     segments: dict[int, float]
-    tokens: float
     trained: float
     trained_tokens: float
     continued: float
@@ -127,7 +125,7 @@ def mean_work(
     cut_off: float | None,
     keeps: bool,
 ) -> MeanWork:
-    """The mean work of steps with `count` new completions each.
+    """The mean work of steps with `count` new completions each; see `decode_schedule`.
 
     With few completions the longest one and its position vary, so the mean is over several steps
     with different lengths. With a cut-off as many steps go before them.
@@ -160,7 +158,6 @@ def mean_work(
     requested = sum(lengths)
     return MeanWork(
         {size: number for size, number in segments.items() if number},
-        tokens=totals["tokens"] / requested,
         trained=totals["trained"] / (steps * count),
         trained_tokens=totals["trained_tokens"] / requested,
         continued=totals["continued"] / steps,
@@ -171,16 +168,14 @@ def mean_work(
 def _counts(own: Sequence[tuple[int, int]], left: Mapping[int, int]) -> Counter[str]:
     """What a step does, summed over its completions.
 
-    Args:
-        own: tokens of each completion, and those that are not generated yet.
-        left: tokens that are not generated after the step either, by the completion's index.
+    `own` has the tokens of each, and those that are not generated yet; `left` those that are not
+    generated after the step either, by index.
     """
     held = [length - rest for length, rest in own if rest < length]
     trained = [length for at, (length, _) in enumerate(own) if at not in left]
     return Counter(
         continued=len(held),
         held_tokens=sum(held),
-        tokens=sum(rest for _, rest in own) - sum(left.values()),
         trained=len(trained),
         trained_tokens=sum(trained),
     )
@@ -188,22 +183,10 @@ def _counts(own: Sequence[tuple[int, int]], left: Mapping[int, int]) -> Counter[
 
 @dataclass(frozen=True)
 class SamplerWork:
-    """The work of a sampler for the rollouts of a step.
-
-    Attributes:
-        mean: its decode segments, and what they give.
-        prefills: number of prefills, by prompt bucket.
-        tokens: tokens that the sampler generates.
-    """
+    """The work of a sampler for the rollouts of a step; prefills are by prompt bucket."""
 
     mean: MeanWork
     prefills: Mapping[int, int]
-    tokens: float
-
-    def slots_useful(self, config: Config) -> float:
-        """Share of the slots' decode steps that generate a token."""
-        slot_segments = sum(slots * number for slots, number in self.mean.segments.items())
-        return self.tokens / (slot_segments * config.plan.sampler_shards * config.segment_steps)
 
 
 def sampler_work(
@@ -211,13 +194,8 @@ def sampler_work(
 ) -> SamplerWork:
     """The work of a sampler that gets its share of `samples` completions for each of `prompts`.
 
-    Args:
-        config: the run, with sizes.
-        lengths: expected lengths.
-        prompts: of all samplers.
-        samples: completions of a prompt.
-        cut_off: share of the requested rollouts that must finish. With `rollout.partial = "keep"`
-            the others are among the requests of the next step: this is a step after many others.
+    With a cut-off and `rollout.partial = "keep"` it is a step after many others, which continues
+    their rollouts. The configuration has sizes.
     """
     plan, rollout = config.plan, config.rollout
     shards, own_prompts = plan.sampler_shards, math.ceil(prompts / plan.num_samplers)
@@ -238,8 +216,7 @@ def sampler_work(
         bucket = config.prompt_bucket(round(min(lengths.prompt + tokens, rollout.max_tokens)))
         rows = config.prefill_rows(bucket)
         prefills[bucket] += math.ceil(math.ceil(number / shards) / rows)
-    used = {bucket: number for bucket, number in prefills.items() if number}
-    return SamplerWork(mean, used, tokens=mean.tokens * count * lengths.completion)
+    return SamplerWork(mean, {bucket: number for bucket, number in prefills.items() if number})
 
 
 def training_work(config: Config, lengths: Lengths) -> SamplerWork:

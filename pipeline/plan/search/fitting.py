@@ -21,7 +21,7 @@ from pipeline.plan.cost_model.hardware import (
     has_own_topology,
     topology_of,
 )
-from pipeline.plan.cost_model.memory import RESIDENT, estimate_memory
+from pipeline.plan.cost_model.memory import estimate_memory
 from pipeline.plan.cost_model.program_memory import MemoryParts
 from pipeline.plan.cost_model.roofline import RooflineModel
 from pipeline.plan.cost_model.step import StepEstimate, estimate_step
@@ -30,7 +30,6 @@ from pipeline.plan.search.placements import (
     placed_as,
     placement_name,
     placements,
-    step_ahead,
 )
 from pipeline.plan.search.size_options import SizeOption, row_options, slot_options
 from pipeline.plan.sizes import Sizes, validated, with_plan
@@ -42,6 +41,8 @@ COMPILED_RESERVE = 0.01
 """Share of the memory left free where the compiler reports sizes, for fragmentation."""
 _TIE = 0.01
 """Options whose seconds differ by at most this share count as equally fast."""
+_PARTS_NAMED = 3
+"""Parts of the memory that are named where it is not enough."""
 _CHOSEN_WITH_SIZES = ("segment_steps", "prefill_tokens", "remat")
 _CHOSEN_WITH_PLACEMENT = (*_CHOSEN_WITH_SIZES, "per_layer_embeddings")
 """Settings chosen together with a placement that is not the configuration's."""
@@ -57,11 +58,7 @@ def is_memory_known(config: Config) -> bool:
 class PlanCase:
     """The input of the planner.
 
-    Attributes:
-        config: the configuration as given.
-        shape: the model.
-        topology: the chips.
-        memory_ratio: by phase, the memory reported by the compiler as a multiple of the estimate.
+    `memory_ratio` is the memory that the compiler reports as a multiple of the estimate, by phase.
     """
 
     config: Config
@@ -130,9 +127,9 @@ class SizedPlan:
     """A placement with the sizes chosen for it, and their estimates.
 
     Attributes:
-        name: name of the placement.
+        name: of the placement.
         configured: whether the placement and all given settings are the configuration's.
-        config: the configuration with all sizes.
+        config: with all sizes.
         step: times of a step.
         memory: bytes of a chip by phase and part.
         fits: whether every phase fits.
@@ -158,12 +155,7 @@ class SizedPlan:
 
 @dataclass(frozen=True)
 class PlacementChoice:
-    """The chosen plan and those it was compared with.
-
-    Attributes:
-        chosen: the plan.
-        compared: all plans, `chosen` included: those that fit by speed, then the others by memory.
-    """
+    """The chosen plan and all that were compared: those that fit by speed, the others by memory."""
 
     chosen: SizedPlan
     compared: tuple[SizedPlan, ...]
@@ -216,7 +208,7 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
     Args:
         config: as given.
         saved: the configuration of the run to resume, whose placement is kept on as many devices of
-            the same kind, and whether it samples a step ahead; None: the run is new.
+            the same kind; None: the run is new.
 
     Raises:
         FileNotFoundError: if the model's folder is missing.
@@ -226,10 +218,11 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
         return config
     is_searched = config.plan.searches_placement
     placed = with_plan(config, {"placement": "colocated"})
-    if is_searched and saved is not None and saved.rollout.ahead == "one":
-        config = step_ahead(config)
     try:
-        chosen = _chosen(config, saved)
+        if saved is not None and _devices(saved) == _devices(config):
+            chosen = saved
+        else:
+            chosen = choose_placement(PlanCase.of(config)).chosen.config
     except (FileNotFoundError, ValueError):
         if is_searched:
             raise
@@ -240,24 +233,6 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
     given = config.plan.changed(*_CHOSEN_WITH_PLACEMENT)
     own = {key: getattr(chosen.plan, key) for key in _CHOSEN_WITH_PLACEMENT if key not in given}
     return validated(with_plan(placed, own))
-
-
-def _chosen(config: Config, saved: Config | None) -> Config:
-    """The configuration whose placement, segments, prefills and remat a run has.
-
-    Raises:
-        FileNotFoundError: as `with_chosen_placement`.
-        ValueError: as `with_chosen_placement`.
-    """
-    if saved is not None and _devices(saved) == _devices(config):
-        return saved
-    choice = choose_placement(PlanCase.of(config))
-    same = (
-        one.config
-        for one in (choice.chosen, *choice.compared)
-        if saved is None or one.config.rollout.ahead == saved.rollout.ahead
-    )
-    return next(same, choice.chosen.config)
 
 
 def _devices(config: Config) -> tuple[str, int]:
@@ -289,12 +264,7 @@ def recorded_sizes(config: Config, recorded: Mapping[str, Any] | None) -> Sizes 
 
 
 def first_sizes(config: Config, recorded: Mapping[str, Any] | None) -> Sizes:
-    """The sizes that a process starts with: recorded, else given, else planned.
-
-    Args:
-        config: the run.
-        recorded: content of its `plan.json`, which counts for the same hardware only; None: there
-            is none.
+    """The sizes that a process starts with: those of its `plan.json`, else given, else planned.
 
     Raises:
         FileNotFoundError: if sizes have to be planned and the model's folder is missing.
@@ -307,12 +277,7 @@ def first_sizes(config: Config, recorded: Mapping[str, Any] | None) -> Sizes:
 
 
 def plan_again(case: PlanCase, plan: SizedPlan) -> SizedPlan:
-    """Plans another case in the placement of `plan`.
-
-    Chooses sizes again that are not given. Outside of the configuration's own placement it
-    starts from `plan`'s segment, prefill and remat settings and chooses these and the place of the
-    per-layer embeddings again, too.
-    """
+    """Plans another case in the placement of `plan`: chooses again what is not given."""
     if plan.configured:
         return _as_configured(case, plan.name)
     config = placed_as(case.config, plan.config)
@@ -321,21 +286,13 @@ def plan_again(case: PlanCase, plan: SizedPlan) -> SizedPlan:
 
 
 def shortage(case: PlanCase, plan: SizedPlan) -> str:
-    """Why a plan does not fit, by estimate; what no size can reduce is named first."""
-    full, limit = plan.fullest, f"GiB of the {case.limit_bytes / GIB:.2f} that may be used"
-    parts = plan.memory[full]
-    base, resident = parts["base"], sum(parts[name] for name in RESIDENT)
+    """Why a plan does not fit, by estimate: the fullest phase with its largest parts."""
+    limit = f"{case.limit_bytes / GIB:.2f} that may be used"
     if case.may_use_host and not plan.config.plan.embeddings_in_host:
         limit += ' (plan.per_layer_embeddings = "host" needs less)'
-    if base > case.limit_bytes:
-        copied = plan.config.plan.rollout_weights != "shared"
-        what = "the base and its copy for rollouts alone take" if copied else "the base alone takes"
-        return f"{what} ~{base / GIB:.2f} {limit}"
-    if resident > case.limit_bytes:
-        what = f"base, adapter and optimizer alone take ~{resident / GIB:.2f} {limit}"
-        return f"{what}, in {full}"
-    ((largest, size),) = parts.most_common(1)
-    return f"{full} takes ~{plan.peak_bytes / GIB:.2f} {limit}, {largest} ~{size / GIB:.2f}"
+    largest = plan.memory[plan.fullest].most_common(_PARTS_NAMED)
+    parts = ", ".join(f"{name} ~{size / GIB:.2f}" for name, size in largest)
+    return f"{plan.fullest} takes ~{plan.peak_bytes / GIB:.2f} GiB of the {limit}: {parts}"
 
 
 def estimate_plan(
@@ -358,16 +315,9 @@ def _no_placement(case: PlanCase, refused: Sequence[ConfigError]) -> str:
     topology, ahead = case.topology, case.config.rollout.ahead
     if refused:
         return f"{topology.name}: no placement on it suits the configuration: {refused[0]}"
-    if case.config.plan.searches_placement:
-        return (
-            f'{topology.name}: rollout.ahead = "{ahead}" needs samplers with chips of their own, '
-            f'and it has {topology.chips}; nearest valid: rollout.ahead = "off"'
-        )
     return (
-        f'{topology.name}: rollout.ahead = "{ahead}" needs plan.placement = "split", and '
-        f"{topology.chips} chip(s) of {topology.hosts} host(s) allow none but the "
-        f"configuration's own, which takes {device_count(case.config)}; nearest valid: "
-        'rollout.ahead = "off"'
+        f'{topology.name}: rollout.ahead = "{ahead}" needs samplers with chips of their own, and '
+        f'none fit beside a learner on its {topology.chips}; nearest valid: rollout.ahead = "off"'
     )
 
 
@@ -395,15 +345,10 @@ def _with_free_settings(case: PlanCase, config: Config) -> Config:
 
 
 def _with_sizes(case: PlanCase, config: Config, *, free: Collection[str]) -> Config:
-    """The configuration with its given and the best other sizes; if none fit, the closest to it.
+    """The placement with its given and the best other sizes; if none fit, the closest to it.
 
     Memory of the sampler's phases does not depend on micro-batches, nor that of the learner's on
-    slots, so the two are chosen separately.
-
-    Args:
-        case: the planner's input.
-        config: the placement.
-        free: settings to choose, too, of `segment_steps`, `prefill_tokens` and `remat`.
+    slots, so the two are chosen separately, and with them the `free` settings.
     """
     model = case.roofline(config)
     for_slots = slot_options(model, case.lengths, free=free)

@@ -22,8 +22,6 @@ PLACEMENT_KEYS = (
     "sampler_tp",
 )
 """Settings of [plan] that define a placement."""
-IMPORTANCE_CAP = 2.0
-"""`learner.importance_cap` where other settings need importance weights."""
 _SAMPLER_CHIPS = 4
 """Chips of each sampler on hosts beside that of the learner."""
 
@@ -32,31 +30,25 @@ def placements(config: Config, shape: ModelShape, topology: Topology) -> list[Co
     """The configuration in each placement to compare; see `with_placement` for its sizes.
 
     Its own is the first, if it has one and the topology has the devices. With `rollout.ahead` all
-    others are split; on several hosts each split one is tried with it.
+    others are split.
     """
     others = [with_placement(config, placement) for placement in _placements(shape, topology)]
     if config.rollout.ahead != "off":
         others = [one for one in others if one.plan.placement == "split"]
-    elif topology.hosts > 1:
-        others += [step_ahead(one) for one in others if one.plan.placement == "split"]
     if config.plan.searches_placement or not _holds(topology, config):
         return others
     return [config, *(one for one in others if _identity(one) != _identity(config))]
 
 
 def with_placement(config: Config, placement: Mapping[str, Any]) -> Config:
-    """The configuration in another placement, not validated.
+    """The configuration in another placement, with settings of `PLACEMENT_KEYS`; not validated.
 
     Given sizes stay the same on each device, rounded down to whole shards, with at least one slot
     and one row on each.
-
-    Args:
-        config: the configuration as given.
-        placement: settings of `PLACEMENT_KEYS`; those left out have no value.
     """
     own = config.plan
     settings = dict.fromkeys(("samplers", "sampler_devices", "sampler_tp")) | dict(placement)
-    placed = with_plan(config, {**settings, "slot_buckets": None})
+    placed = with_plan(config, settings)
     plan = placed.plan
     samplers, learners = own.devices_per_sampler, own.learner_devices
     slots, tokens = own.slots, own.micro_batch_tokens
@@ -70,39 +62,21 @@ def with_placement(config: Config, placement: Mapping[str, Any]) -> Config:
 
 
 def placed_as(config: Config, other: Config) -> Config:
-    """The configuration in the placement of `other`, and a step ahead if that is."""
-    found = with_placement(config, {key: getattr(other.plan, key) for key in PLACEMENT_KEYS})
-    return step_ahead(found) if other.rollout.ahead == "one" else found
-
-
-def step_ahead(config: Config) -> Config:
-    """The configuration with `rollout.ahead`, and with the importance weights that it needs."""
-    rollout = config.rollout.model_copy(update={"ahead": "one"})
-    cap = config.learner.importance_cap or IMPORTANCE_CAP
-    learner = config.learner.model_copy(update={"importance_cap": cap})
-    return config.model_copy(update={"rollout": rollout, "learner": learner})
+    """The configuration in the placement of `other`."""
+    return with_placement(config, {key: getattr(other.plan, key) for key in PLACEMENT_KEYS})
 
 
 def settings_to_set(config: Config, placed: Config, names: Iterable[str]) -> dict[str, Any]:
-    """Settings by dotted key that turn a configuration into another one, a plan of it.
+    """Settings by dotted key that turn a configuration into a plan of it.
 
-    Sizes that a run plans itself are left out; given ones are adapted to the placement.
-
-    Args:
-        config: as given.
-        placed: the other one.
-        names: settings of [plan] to compare, besides the placement and the sizes.
+    Compared are the placement, the given sizes and `names` of [plan].
     """
     own = placed_as(config, placed)
     values = {key: getattr(placed.plan, key) for key in (*PLACEMENT_KEYS, *names)}
     values |= {key: getattr(own.plan, key) for key in ("slots", "micro_batch_tokens")}
-    changed = {
+    return {
         f"plan.{key}": value for key, value in values.items() if value != getattr(config.plan, key)
     }
-    if own.rollout.ahead != config.rollout.ahead:
-        changed["rollout.ahead"] = own.rollout.ahead
-        changed["learner.importance_cap"] = own.learner.importance_cap
-    return changed
 
 
 def _multiple(size: int, unit: int) -> int:
@@ -177,5 +151,4 @@ def placement_name(config: Config, topology: Topology) -> str:
     samplers = f"{plan.num_samplers} x {each}" if each > 1 else f"{plan.num_samplers}"
     sampler_mesh = [f"sampler tp {plan.tp_of_sampler}"] if plan.tp_of_sampler > 1 else []
     parts = ", ".join([*mesh, *sampler_mesh])
-    parts = ", ".join([parts] * bool(parts) + ["a step ahead"] * (config.rollout.ahead != "off"))
     return f"split, {samplers} + {plan.learner_devices}" + (f", {parts}" if parts else "")

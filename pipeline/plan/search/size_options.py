@@ -6,8 +6,9 @@ Slots beyond the rollouts of a step, and rows beyond those that a step fills, ar
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from configs.schema import Config
@@ -22,20 +23,16 @@ GROWTH = 1.25
 _UNALIGNED_SLOTS = 16
 """Larger numbers of slots are multiples of a quarter to an eighth of their power of two: devices
 compute several slots at once, also in the smaller buckets into which the last rollouts move."""
-_SEGMENTS = (16, 32, 64)
-_PREFILLS = (2048, 4096, 8192)
+_SEGMENTS = {16, 32, 64}
+_PREFILLS = {2048, 4096, 8192}
 _REMATS = ("none", "dots", "full", "offload")
 
 
 @dataclass(frozen=True)
 class SizeOption:
-    """Settings of a plan to try.
+    """Settings of a plan to try, and the expected seconds of the phases that they affect.
 
-    Attributes:
-        update: values of the settings.
-        seconds: expected seconds of the phases that they affect.
-        changed: number of settings that differ from the configuration's.
-        size: slots or rows of a shard, with which memory grows.
+    `changed` of them differ from the configuration's; memory grows with `size`.
     """
 
     update: Mapping[str, Any]
@@ -47,37 +44,32 @@ class SizeOption:
 def slot_options(
     model: RooflineModel, lengths: Lengths, *, free: Collection[str]
 ) -> list[SizeOption]:
-    """Options for generating rollouts, the smallest last.
+    """Options for generating rollouts, the smallest last; given slots are kept.
 
-    Args:
-        model: times of the programs in a placement; slots of its configuration are kept.
-        lengths: expected lengths.
-        free: settings of which other values than the configuration's are tried.
+    Other values than the configuration's are tried of settings that are `free`.
     """
     config, plan = model.config, model.config.plan
     sizes = sizes_up_to(max_useful_slots(config))
     if plan.slots is not None:
         sizes = [plan.slots // plan.sampler_shards]
+    segments, prefills = {plan.segment_steps}, {plan.prefill_tokens}
+    if "segment_steps" in free:
+        segments |= {steps for steps in _SEGMENTS if steps <= config.rollout.max_new_tokens}
+    if "prefill_tokens" in free:
+        prefills |= _PREFILLS
     found = []
-    for slots_per_shard in sizes:
-        for segment, prefill in _segments_and_prefills(config, free=free):
-            slots = slots_per_shard * plan.sampler_shards
-            update = {
-                "slots": slots,
-                "segment_steps": segment,
-                "prefill_tokens": prefill,
-                "slot_buckets": _below(slots, plan.slot_buckets),
-            }
-            tried = with_plan(config, update)
-            sampling = sampling_seconds(replace(model, config=tried), training_work(tried, lengths))
-            seconds = (sampling["prefill"] + sampling["decode"]).expected
-            changed = (segment != plan.segment_steps) + (prefill != plan.prefill_tokens)
-            found.append(SizeOption(update, seconds, changed, slots_per_shard))
+    for slots_per_shard, segment, prefill in product(sizes, sorted(segments), sorted(prefills)):
+        update = {
+            "slots": slots_per_shard * plan.sampler_shards,
+            "segment_steps": segment,
+            "prefill_tokens": prefill,
+        }
+        tried = with_plan(config, update)
+        sampling = sampling_seconds(replace(model, config=tried), training_work(tried, lengths))
+        seconds = (sampling["prefill"] + sampling["decode"]).expected
+        changed = (segment != plan.segment_steps) + (prefill != plan.prefill_tokens)
+        found.append(SizeOption(update, seconds, changed, slots_per_shard))
     return sorted(found, key=lambda option: -option.size)
-
-
-def _below(slots: int, buckets: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if buckets is None else tuple(size for size in buckets if size < slots)
 
 
 def max_useful_slots(config: Config) -> int:
@@ -92,17 +84,6 @@ def max_useful_rows(config: Config, lengths: Lengths) -> int:
     unit = config.row_tokens * config.plan.learner_shards
     smallest = with_plan(config, {"micro_batch_tokens": unit})
     return len(packed_positions(smallest, lengths, sequences=config.rollout.size))
-
-
-def _segments_and_prefills(config: Config, *, free: Collection[str]) -> Iterator[tuple[int, int]]:
-    plan = config.plan
-    segments = {plan.segment_steps, *(_SEGMENTS if "segment_steps" in free else ())}
-    prefills = {plan.prefill_tokens, *(_PREFILLS if "prefill_tokens" in free else ())}
-    longest = config.rollout.max_new_tokens
-    for segment in sorted(segments):
-        if segment <= longest or segment == plan.segment_steps:
-            for prefill in sorted(prefills):
-                yield segment, prefill
 
 
 def row_options(
@@ -131,19 +112,15 @@ def row_options(
 
 
 def sizes_up_to(largest: int, *, aligned: bool = True) -> list[int]:
-    """Increasing sizes up to and including `largest`, each about `GROWTH` times the one before."""
-    found: list[int] = []
-    size = 1
+    """Increasing sizes up to and including `largest`, each about `GROWTH` times the one before.
+
+    With `aligned` they are numbers of slots that devices compute well.
+    """
+    found, size = list[int](), 1
     while size < largest:
         found.append(size)
-        size = next_larger(size, aligned=aligned)
+        size = max(size + 1, math.floor(GROWTH * size))
+        if aligned and size > _UNALIGNED_SLOTS:
+            unit = 1 << (size.bit_length() - 3)
+            size = (2 * size + unit - 1) // (2 * unit) * unit
     return [*found, largest]
-
-
-def next_larger(size: int, *, aligned: bool = True) -> int:
-    """The next larger size to try; with `aligned` a number of slots that devices compute well."""
-    found = max(size + 1, math.floor(GROWTH * size))
-    if found <= _UNALIGNED_SLOTS or not aligned:
-        return found
-    unit = 1 << (found.bit_length() - 3)
-    return (2 * found + unit - 1) // (2 * unit) * unit

@@ -13,7 +13,6 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.load import validated
-from configs.rollout import Rollout
 from configs.schema import Config
 from configs.toml_text import show_value
 from pipeline.plan.cost_model.hardware import TOPOLOGIES, topology_of
@@ -23,18 +22,13 @@ from pipeline.plan.search.fitting import (
     choose_placement,
     plan_again,
 )
-from pipeline.plan.search.placements import IMPORTANCE_CAP
 
 Settings = Mapping[str, Any]
 """Values by dotted key; None removes the setting."""
 
-_FREE_SIZES = {
-    "plan.slots": None,
-    "plan.micro_batch_tokens": None,
-    "plan.slot_buckets": None,
-}
+_FREE_SIZES = {"plan.slots": None, "plan.micro_batch_tokens": None}
 """Without these settings a run plans its sizes itself."""
-_CAPPED = {"learner.importance_cap": IMPORTANCE_CAP}
+_CAPPED = {"learner.importance_cap": 2.0}
 _NO_TOP_K = {"learner.kl_top_k": 64}
 _CUT_OFFS = (0.9, 0.75)
 """Shares of the rollouts that must finish; while the longest ones finish, most slots are empty."""
@@ -47,14 +41,7 @@ _MAX_MORE_CHIPS = 8
 
 @dataclass(frozen=True)
 class Change:
-    """A change, planned again.
-
-    Attributes:
-        text: the change, as settings or in words.
-        settings: settings that make the change; empty: it needs other hardware.
-        case: the planner's input with the change.
-        plan: the plan with the change.
-    """
+    """A change, planned again; without settings it needs other hardware."""
 
     text: str
     settings: Settings
@@ -102,25 +89,19 @@ def settings_text(settings: Settings) -> str:
     )
 
 
-def _with_settings(case: PlanCase, settings: Settings) -> tuple[PlanCase, Settings] | None:
-    """The case with these settings, and those that differ; None: a run would refuse them."""
-    tree, new = case.config.model_dump(), dict[str, Any]()
-    for key, value in settings.items():
-        table, _, name = key.partition(".")
-        if tree[table][name] != value:
-            tree[table][name] = new[key] = value
-    try:
-        return replace(case, config=validated(tree)), new
-    except ConfigError:
-        return None
-
-
 def _tried(case: PlanCase, plan: SizedPlan, tried: Iterable[Settings]) -> Iterator[Change]:
     """Changes by settings, without those that change nothing or that a run would refuse."""
     for settings in tried:
-        found = _with_settings(case, settings)
-        if found is not None and found[1]:
-            other, new = found
+        tree, new = case.config.model_dump(), dict[str, Any]()
+        for key, value in settings.items():
+            table, _, name = key.partition(".")
+            if tree[table][name] != value:
+                tree[table][name] = new[key] = value
+        try:
+            other = replace(case, config=validated(tree))
+        except ConfigError:
+            continue
+        if new:
             yield Change(settings_text(new), new, other, plan_again(other, plan))
 
 
@@ -134,8 +115,7 @@ def _speed_settings(config: Config, chosen: SizedPlan) -> Iterator[Settings]:
         yield {"plan.rollout_weights": "merged"} | (_CAPPED if rounds else {})
     yield {"learner.share_prefix": not config.shares_prefix}
     older = {} if learner.importance_cap else _CAPPED
-    placed = chosen.config
-    if placed.plan.placement == "split" and placed.rollout.ahead == "off":
+    if chosen.config.plan.placement == "split" and rollout.ahead == "off":
         yield {"rollout.ahead": "one"} | older
     top_k = {} if learner.teacher is not None else _NO_TOP_K
     yield {"learner.kl_coef": 0, "learner.kl": "k3", **top_k}
@@ -165,26 +145,10 @@ def _memory_settings(case: PlanCase) -> Iterator[Sequence[Settings]]:
     after = kinds.index(plan.remat) + 1 if plan.remat in kinds else 0
     yield [{"plan.remat": kind} for kind in kinds[after:]]
     yield [{"lora.rank": rank} for rank in _halves(config.lora.rank)]
-    yield [_row_settings(config, rollout)] if plan.row_tokens is not None else []
-    shorter = [{"max_new_tokens": most} for most in _halves(rollout.max_new_tokens)]
-    yield [
-        {
-            "rollout.max_new_tokens": most["max_new_tokens"],
-            **_row_settings(config, rollout.model_copy(update=most)),
-        }
-        for most in shorter
-    ]
-
-
-def _row_settings(config: Config, rollout: Rollout) -> Settings:
-    """The shortest rows for these rollouts, as many of them in a micro-batch as before."""
-    plan, row = config.plan, rollout.max_tokens
-    if plan.row_tokens is None:  # stays the default
-        row = config.model_copy(update={"rollout": rollout}).row_tokens
-    found = {"plan.row_tokens": None if plan.row_tokens is None else row}
-    if plan.micro_batch_tokens is not None:
-        found["plan.micro_batch_tokens"] = plan.micro_batch_tokens // config.row_tokens * row
-    return found
+    # Shorter rows, and sizes that are whole with them.
+    planned = _FREE_SIZES | {"plan.row_tokens": None}
+    yield [planned]
+    yield [{"rollout.max_new_tokens": n} | planned for n in _halves(rollout.max_new_tokens)]
 
 
 def _halves(value: int) -> list[int]:

@@ -15,10 +15,7 @@ PROJECT = Path(__file__).parents[3]
 _NEVER = ("_270m_cpu.toml", "_270m_gpu.toml", "minimal.toml")
 KNOWN = [name for name in presets() if not name.endswith(_NEVER)]
 """The presets whose model needs not be fetched before it can be planned for, and with devices."""
-FREE = (
-    ("plan.slots", "none"),
-    ("plan.micro_batch_tokens", "none"),
-)
+FREE = (("plan.slots", "none"), ("plan.micro_batch_tokens", "none"))
 """Settings that leave the sizes to the planner."""
 AUTO = (*FREE, ("plan.placement", "auto"))
 """The same for the placement."""
@@ -27,23 +24,15 @@ _COLOCATED = {
     "plan.remat": "full",
     "plan.micro_batch_tokens": "16384",
 }
-_SLOTS = {
-    "gemma3_270m": "1024",
-    "gemma3_1b": "512",
-    "gemma3_4b": "128",
-    "gemma2_2b": "256",
-    "gemma4_e2b": "512",
-    "gemma4_e4b": "128",
+_OWN = {
+    "gemma3_270m": ("1024", "64"),
+    "gemma3_1b": ("512", "32"),
+    "gemma3_4b": ("128", "16"),
+    "gemma2_2b": ("256", "16"),
+    "gemma4_e2b": ("512", "32"),
+    "gemma4_e4b": ("128", "16"),
 }
-
-_PROMPTS = {
-    "gemma3_270m": "64",
-    "gemma3_1b": "32",
-    "gemma3_4b": "16",
-    "gemma2_2b": "16",
-    "gemma4_e2b": "32",
-    "gemma4_e4b": "16",
-}
+"""Slots, and prompts of a step, by model."""
 
 
 def preset(model: str, *overrides: tuple[str, str]) -> Config:
@@ -52,7 +41,7 @@ def preset(model: str, *overrides: tuple[str, str]) -> Config:
     By default it is colocated with given sizes, a copy of the base on each chip, remat "full",
     and prompts that fill the slots of a v5e-8 once.
     """
-    own = {"plan.slots": _SLOTS[model], "rollout.prompts_per_step": _PROMPTS[model]}
+    own = dict(zip(("plan.slots", "rollout.prompts_per_step"), _OWN[model], strict=True))
     settings = _COLOCATED | own | dict(overrides)
     return load_config(PROJECT / "configs" / f"{model}_gsm8k_v5e8.toml", tuple(settings.items()))
 

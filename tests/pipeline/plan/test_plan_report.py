@@ -55,15 +55,14 @@ def test_printed_figures_equal_the_json(found: Planned) -> None:
         assert row(text, phase, 0) == [f"~{size:.2f}" for size in sizes]
         assert memory["gib"] == pytest.approx(sum(memory["parts_gib"].values()))
     for phase, seconds in figures["step"]["seconds"].items():
-        cells = [f"~{one:.2f}" for one in (seconds["expected"], *seconds["range"].values())]
-        assert row(text, phase, -1)[:3] == cells
+        assert row(text, phase, -1)[0] == f"~{seconds['expected']:.2f}"
     for one in figures["compared"]:
         cells = [f"~{one[key]:.2f}" for key in ("gib", "sampling_s", "learning_s", "step_s")]
         *shown, verdict = line(text, f"{one['name']}  ").split()
         assert shown[-5:] == [*cells, f"~{one['tokens_per_s']:,.0f}"]
         assert (verdict == "chosen") == one["chosen"]
     budget = figures["budget"]
-    assert f"~{budget['steps']['expected']:,} steps" in line(text, "budget 8.00 h")
+    assert f"~{budget['steps']:,} steps" in line(text, "budget 8.00 h")
     assert f"~{budget['cost_usd']:,.2f} dollars at 1.20" in line(text, "  ~")
     assert f"download of ~{budget['download_gib']:.2f} GiB, assumed" in line(text, "  download of")
     for one in figures["changes"]:
@@ -82,55 +81,14 @@ def test_everything_estimated_is_marked(found: Planned) -> None:
             assert mark.startswith("~") or number in given, one
 
 
-def duration(text: str) -> float:
-    number, unit = text.split()
-    return float(number) * {"s": 1, "min": 60, "h": 3600}[unit]
-
-
-AROUND = r"~([\d.]+ (?:s|min|h)) \(~(.*) to ~(.*)\)"
-"""A time with its range."""
-
-
-@pytest.mark.parametrize(
-    "budget", [{"time": "9h"}, {"time": "12m"}, {"time": "10m"}, {"steps": 80}]
-)
-def test_a_range_holds_its_value(budget: dict[str, object]) -> None:
-    settings = {"time": "none"} | budget
-    overrides = [(f"budget.{key}", str(value)) for key, value in settings.items()]
-    figures, text = plan_report(of_preset(*overrides, model="gemma3_1b"))
-    found = figures["budget"]
-    shown = line([one for one in text if "TOO SMALL" not in one], "budget ")
-    said = re.fullmatch(rf"budget .*: ~([\d,]+) steps( \(~.* to ~.*\))? in {AROUND}", shown)
-    assert said
-    assert int(said[1].replace(",", "")) == found["steps"]["expected"]
-    assert (said[2] is None) == ("steps" in budget)  # a given number of steps has no range
-    expected, low, high = (duration(one) for one in said.groups()[2:])
-    assert low <= expected <= high
-    words = any("at the high end of the ranges no step fits" in one for one in text)
-    assert words == (found["enough"] and found["outcomes"]["high"]["steps"] == 0)
-
-
-def test_the_first_step_is_reported_with_its_parts(found: Planned) -> None:
-    figures, text = plan_report(found)
-    shown = re.fullmatch(rf".* after {AROUND}: (.*)", line(text, "  first optimizer step done "))
-    assert shown
-    first = figures["budget"]["first_step"]["seconds"]["expected"]
-    assert duration(shown[1]) == pytest.approx(first, rel=0.02)
-    each = [one.rsplit(" ~", 1) for one in shown[4].split(", ")]
-    parts = ["download", "start", "compile", "sizing", "tests", "validation", "export", "step"]
-    assert [name for name, _ in each] == parts
-    assert sum(duration(one) for _, one in each) == pytest.approx(first, rel=0.05)
-
-
 def test_the_suggested_settings_make_the_plan(found: Planned) -> None:
     figures, _ = plan_report(found)
     best = figures["compared"][0]["set"].items()
     settings = [(key, "none" if value is None else str(value)) for key, value in best]
     again = choice("gemma3_4b", *FREE, *settings).chosen
     assert again.configured
-    without = {"slot_buckets": None, "samplers": None}
     plans = (again.config.plan, found.choice.compared[0].config.plan)
-    assert len({one.model_copy(update=without).model_dump_json() for one in plans}) == 1
+    assert len({one.model_copy(update={"samplers": None}).model_dump_json() for one in plans}) == 1
     given, text = plan_report(of_preset())
     assert given["plan"]["configured"]
     assert given["plan"]["set"] == {}
@@ -139,18 +97,10 @@ def test_the_suggested_settings_make_the_plan(found: Planned) -> None:
     assert fastest.count(" = ") == len(given["compared"][0]["set"])
 
 
-@pytest.mark.parametrize(
-    ("gib", "what"),
-    [
-        (7.0, "the base alone takes ~7.23 GiB of the 6.65"),
-        (8.0, "base, adapter and optimizer alone take ~8.07 GiB of the 7.60 that may be used, in"),
-        (9.0, "prefill takes ~11.44 GiB of the 8.55"),
-    ],
-)
-def test_a_plan_that_does_not_fit_names_the_shortage(gib: float, what: str) -> None:
-    figures, text = plan_report(of_preset(gib=gib))
+def test_a_plan_that_does_not_fit_names_the_shortage() -> None:
+    figures, text = plan_report(of_preset(gib=7.0))
     short = figures["plan"]["short"]
-    assert short.startswith(what)
+    assert short.startswith("prefill takes ~11.44 GiB of the 6.65 that may be used: base ~7.23, kv")
     assert line(text, "  DOES NOT FIT") == f"  DOES NOT FIT: {short}"
     assert not any(one.startswith(("  settings for it", "seconds of a step")) for one in text)
     before, _, after = line(text, "as configured ").partition("  does not fit: ")
@@ -164,10 +114,9 @@ def test_the_compilers_figures_are_marked(found: Planned) -> None:
 
     def of(*, fits: bool) -> Planned:
         plan = replace(found.choice.chosen, fits=fits)
-        return replace(found, verified=Verified(plan, programs, searched, 1, 61.0))
+        return replace(found, verified=Verified(plan, programs, searched))
 
     figures, text = plan_report(of(fits=True))
-    assert line(text, "verified: ").startswith("verified: 1 programs compiled in 61 s")
     shown = ["8", "=6.00", "=250.0", "=50.0", "~200.0", "fits"]
     assert line(text, "gradient 8").split()[1:] == shown
     assert re.fullmatch(r"segment 240 +>15\.75 +~200\.0 +DOES NOT FIT", line(text, "segment 240"))

@@ -36,7 +36,7 @@ from tests.pipeline.compute.model import formats
 @pytest.fixture
 def learner() -> Learner:
     """A learner with an adapter that changes every output."""
-    learner = tiny.learner(learner={"max_grad_norm": 1e6, "adam_b1": 0.9})
+    learner = tiny.learner(learner={"max_grad_norm": 1e6})
     adapter = learner.policy.place_adapter(jax.device_get(tiny.probe(layers=2)))
     learner.state = dataclasses.replace(learner.state, adapter=adapter)
     return learner

@@ -69,7 +69,7 @@ def expected() -> dict[str, np.ndarray]:
     "plan",
     [
         {},
-        {"row_tokens": 130, "micro_batch_tokens": 260, "layer_tokens": 130, "remat": "offload"},
+        {"row_tokens": 130, "micro_batch_tokens": 260, "remat": "offload"},
         {"learner_devices": 8, "slots": 8, "fsdp": 2, "tp": 2, "micro_batch_tokens": 4 * 42},
         {"learner_devices": 8, "slots": 8, "micro_batch_tokens": 8 * 42, "remat": "none"},
         {"per_layer_embeddings": "host"},

@@ -95,7 +95,7 @@ def test_the_first_update_changes_entries_by_the_rate_and_decays_weights():
 
 
 def test_the_gradient_is_clipped_by_its_global_norm():
-    optimizer = adamw(max_grad_norm=1.0, adam_b1=0.9, adam_b2=0.99)
+    optimizer = adamw(max_grad_norm=1.0, adam_b2=0.99)
     adapter = {"x": jnp.zeros(1), "y": jnp.zeros(1)}
     _, state = optimizer.update(
         {"x": jnp.array([3.0]), "y": jnp.array([4.0])}, optimizer.init(adapter), adapter

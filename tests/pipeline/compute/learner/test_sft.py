@@ -36,7 +36,7 @@ def learner(*, devices: int = 1) -> Learner:
     return tiny.learner(
         run={"phases": ["sft", "grpo"]},
         sft={"train": {"path": "sft.jsonl"}, "steps": 2, "lr": 1e-2, "schedule": "constant"},
-        learner={"max_grad_norm": 1e6, "adam_b1": 0.9, "kl_coef": 0.5},
+        learner={"max_grad_norm": 1e6, "kl_coef": 0.5},
         plan={
             "learner_devices": devices,
             "slots": devices,

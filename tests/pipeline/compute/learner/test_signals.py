@@ -28,7 +28,7 @@ ALLOWED = tiny.VOCAB - len(tiny.VOCABULARY.forbidden)
 LENGTHS = [(3, 9), (14, 28), (1, 2), (8, 5), (6, 1), (10, 10), (5, 12)]
 STILL = tiny.make_rollouts(LENGTHS, advantages=[0.0] * 7)
 WHOLE = Whole.of(STILL)
-NOISY = {"max_grad_norm": 1e6, "adam_b1": 0.9}
+NOISY = {"max_grad_norm": 1e6}
 
 
 def host(adapter: Params) -> dict[str, np.ndarray]:

@@ -37,10 +37,3 @@ def test_a_plan_counts_the_compiled_programs(
     learner = LearnerPrograms(policy, config, tiny.VOCABULARY).programs
     found = built_programs(config, read_model_shape(tiny.hf_config(**hf)))
     assert sorted(found) == sorted([*sampler, *learner])
-
-
-def test_a_window_longer_than_any_sequence_shares_the_global_ring_length() -> None:
-    hf = tiny.hf_config(num_hidden_layers=2, layer_types=[SLIDING, FULL], sliding_window=64)
-    config = tiny.make_config(**FEW)
-    rings = [name for name in built_programs(config, read_model_shape(hf)) if "rings" in name]
-    assert rings == ["compact 1 rings of 2x42x8"]

@@ -13,6 +13,7 @@ from pipeline.plan.search.placements import placement_name, placements
 from tests.pipeline.plan.presets import PROJECT, preset
 
 SPLIT = (("plan.placement", "split"), ("plan.learner_devices", "4"))
+AHEAD = (("plan.samplers", "4"), ("rollout.ahead", "one"), ("learner.importance_cap", "3"))
 COLOCATED = ["colocated, base on every device", "colocated, fsdp 8", "colocated, tp 2"]
 COLOCATED += ["colocated, tp 4", "colocated, fsdp 4, tp 2"]
 
@@ -32,15 +33,7 @@ def named(config: Config, topology: str) -> dict[str, Plan]:
             ["split, 2 + 4", *COLOCATED, "split, 7 + 1", "split, 4 + 4"],
         ),
         # With rollout.ahead only split placements are compared.
-        (
-            (
-                *SPLIT,
-                ("plan.samplers", "4"),
-                ("rollout.ahead", "one"),
-                ("learner.importance_cap", "3"),
-            ),
-            ["split, 4 + 4, a step ahead", "split, 7 + 1, a step ahead"],
-        ),
+        ((*SPLIT, *AHEAD), ["split, 4 + 4", "split, 7 + 1"]),
     ],
 )
 def test_placements_of_eight_chips(
@@ -49,17 +42,11 @@ def test_placements_of_eight_chips(
     assert list(named(preset("gemma3_1b", *overrides), "v5e-8")) == expected
 
 
-@pytest.mark.parametrize(
-    ("topology", "splits"),
-    [("v5e-1", []), ("v5e-4", ["split, 3 + 1"]), ("v5e-8", ["split, 7 + 1", "split, 4 + 4"])],
-)
-def test_processes_have_leases_and_sizes_per_device(topology: str, splits: list[str]) -> None:
-    found = named(preset("gemma3_1b"), topology)  # 512 slots and 16,384 tokens on 8
-    split = {name: plan for name, plan in found.items() if plan.placement == "split"}
-    assert list(split) == splits
-    for plan in found.values():
+@pytest.mark.parametrize("topology", ["v5e-1", "v5e-4", "v5e-8"])
+def test_processes_have_leases_and_sizes_per_device(topology: str) -> None:
+    for plan in named(preset("gemma3_1b"), topology).values():  # 512 slots, 16,384 tokens on 8
         assert {plan.learner_devices, plan.devices_per_sampler} <= set(TPU_LEASES)
-        devices = plan.learner_devices + (plan.num_samplers if plan in split.values() else 0)
+        devices = plan.learner_devices + plan.num_samplers * (plan.placement == "split")
         assert devices == TOPOLOGIES[topology].chips
         assert plan.slots == 64 * plan.devices_per_sampler
         assert plan.micro_batch_tokens == 2048 * plan.learner_devices

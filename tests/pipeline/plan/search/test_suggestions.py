@@ -40,7 +40,7 @@ SPLIT = (
 CASES = [
     SPLIT,
     (*FREE, *CAPPED),
-    (("plan.slots", "64"), ("plan.slot_buckets", "[32]")),
+    (("plan.slots", "64"),),
     (("learner.teacher", "nowhere"), ("learner.distill_coef", "0.1"), ("learner.kl_top_k", "64")),
     (("rollout.top_k", "64"), ("rollout.top_p", "0.9")),
     (("plan.platform", "gpu"), ("plan.gpu", "h100"), ("plan.learner_devices", "1")),
@@ -56,10 +56,6 @@ def test_a_run_accepts_every_suggestion(overrides: tuple[tuple[str, str], ...]) 
     for one in found:
         texts = {key: show_value(value) for key, value in one.settings.items()}
         assert preset("gemma3_1b", *overrides, *texts.items()) == one.case.config
-        named = [
-            f"no {key}" if text == "none" else f"{key} = {text}" for key, text in texts.items()
-        ]
-        assert one.text == ", ".join(named)
         for key, value in one.settings.items():
             table, _, name = key.partition(".")
             assert tree[table][name] != value  # what is set already is not suggested
@@ -78,7 +74,7 @@ FOUR = "gemma3_4b"
 TIGHT = (("plan.slots", "4096"), ("plan.hbm_gib", "5"))
 TOO_LARGE = [
     ("v5e-1", (*FREE, ("plan.hbm_gib", "9")), ['model.quantization = "int8"', "lora.rank = 16"]),
-    ("v5e-8", TIGHT, ["rollout.max_new_tokens = 88, "]),  # no single change is enough
+    ("v5e-8", TIGHT, ['model.quantization = "nf4", ']),  # no single change is enough
     ("v5e-8", (("plan.rollout_weights", "merged"), ("learner.importance_cap", "2")), []),
 ]
 
