@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,9 @@ from packaging.utils import canonicalize_name
 
 from configs.load import load_config
 from configs.schema import Config
-from launch import doctor, host_checks
+from launch import doctor
 from launch.host import Host, user_name
 from launch.host_checks import Finding
-from tests.pipeline.compute.test_devices import KAGGLE
 
 PROJECT = Path(__file__).parents[2]
 GIB = 2**30
@@ -156,10 +154,6 @@ def locked(host: Imitation) -> None:
     host.given["uid"] = OTHER
 
 
-def variables(**values: str) -> Callable[[Imitation], None]:
-    return lambda _: os.environ.update(values)
-
-
 def settings(**values: str) -> Callable[[Imitation], None]:
     return lambda host: host.settings.update(
         {key.replace("__", "."): value for key, value in values.items()}
@@ -190,29 +184,13 @@ HOSTS: list[tuple[Callable[[Imitation], None], str, str, str]] = [
     (installed(libtpu="0.0.30"), "packages", "libtpu 0.0.30, needed: ==0.0.", "--tpu"),
     (lambda host: host.chips(0), "chips", NO_CHIPS, "docker run --privilege"),
     (lambda host: host.chips(4), "chips", "4 chips, /dev/accel0 to /dev/accel3; the plan", "fewer"),
-    (
-        closed,
-        "chips",
-        f"user {OTHER} may not read and write /dev/accel2,",
-        "chmod a+rw /dev/accel2",
-    ),
+    (closed, "chips", f"{OTHER} may not read and write /dev/accel2,", "chmod a+rw /dev/accel2"),
     (
         lambda host: host.process(4242, "python3", "/dev/accel3"),
         *("holders", f"in use by pid 4242 (python3, user {user_name(os.getuid())})", "kill 4242"),
     ),
-    (locked, "libtpu lock", "libtpu cannot lock it", "sudo rm /tmp/libtpu_lockfile"),
-    (
-        variables(TPU_WORKER_HOSTNAMES="WARNING: could not determine the cluster"),
-        *("TPU variables", "'WARNING: could not determine the cluster' is no list of", "unset it"),
-    ),
-    (variables(TPU_PROCESS_BOUNDS="2,2,1"), "TPU variables", "of a host of several", "1,1,1"),
-    (variables(TPU_VISIBLE_CHIPS="0,1"), "TPU variables", "hides chips; the plan needs 8", "unset"),
-    (
-        given(ray_chips=0),
-        "Ray's count",
-        "0 chips, and the plan needs 8",
-        "chips = 8",
-    ),
+    (locked, "holders", "libtpu cannot lock it", "sudo rm /tmp/libtpu_lockfile"),
+    (given(ray_chips=0), "Ray's count", "0 chips; there are 8 device files", "chips = 8"),
     (settings(run__tpu_chips="4"), "Ray's count", "run.tpu_chips = 4 replaces that", "chips = 8"),
     (GPUS, "devices", "needs 64 GPU, and this machine has", "choose a machine with more"),
     (given(memory_bytes=GIB // 2), "memory", "0.5 GiB available, 1.6 needed", "limit"),
@@ -220,20 +198,10 @@ HOSTS: list[tuple[Callable[[Imitation], None], str, str, str]] = [
     (settings(plan__hbm_gib="0.001"), "plan", "does not fit: ", "python -m launch.plan"),
     (OVER, "clock", "budget.until = 2020-01-01T10:00Z has passed", "a later budget.until"),
     (settings(wandb__mode="online"), "W&B", "this machine has no W&B login", "wandb login"),
-    (
-        settings(model__path="modell"),
-        "model",
-        "model.path: no folder ",
-        "set model.path to a folder",
-    ),
-    (settings(lora__targets="x"), "adapter", "'x' matches no whole module path", "of [lora]"),
+    (settings(model__path="modell"), "model", "model.path: no folder ", "set model.path to a f"),
+    (settings(lora__targets="x"), "model", "'x' matches no whole module path", "of [lora]"),
     (kaggle_without_login, "model", "needs an API token from ", "set KAGGLE_API_TOKEN"),
-    (
-        lambda _: Path("test.jsonl").unlink(),
-        "data",
-        "data.test.path: no file ",
-        "set the path of a",
-    ),
+    (lambda _: Path("test.jsonl").unlink(), "data", "data.test.path: no file ", "set the path"),
 ]
 """Changes of a host that make a run impossible, with the check, the cause and the remedy."""
 
@@ -259,15 +227,6 @@ def test_a_host_with_a_defect_is_told_its_cause_and_remedy(
     assert all(one.remedy for one in found if one.state != "ok")
 
 
-def test_a_jax_that_hides_the_installed_one_is_a_fault(
-    good: Imitation, monkeypatch: pytest.MonkeyPatch
-):
-    elsewhere = ModuleSpec("jax", None, origin="/here/jax/__init__.py")
-    monkeypatch.setattr(host_checks, "find_spec", lambda _: elsewhere)
-    found = host_checks.packages(good.host(), None)
-    assert (found.state, "jax is imported from /here/jax" in found.finding) == ("fault", True)
-
-
 def test_chips_by_vfio_are_counted_by_ray_or_given(good: Imitation):
     good.chips(8, vfio="0x1ae0\n")
     for counted, more in ((8, ""), (0, "; run.tpu_chips = 8 replaces that")):
@@ -280,14 +239,10 @@ def test_chips_by_vfio_are_counted_by_ray_or_given(good: Imitation):
 
 
 def test_what_does_not_prevent_a_run_is_a_note(good: Imitation, monkeypatch: pytest.MonkeyPatch):
-    for key, value in KAGGLE.items():
-        monkeypatch.setenv(key, value)
-    assert {one.state for one in examined(good)} == {"ok"}
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(good.root / "none"))
     (note,) = [one for one in examined(good) if one.state != "ok"]
     assert (note.check, note.state) == ("Ray token", "note")
-    assert "everybody who can reach" in note.finding
     assert "ray get-auth-token --generate" in note.remedy
     # The chips of a cluster are not expected here.
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
@@ -300,19 +255,7 @@ def test_what_does_not_prevent_a_run_is_a_note(good: Imitation, monkeypatch: pyt
     assert doctor.can_run(found)
     states = {one.check: one.state for one in found}
     assert states["chips"] == states["W&B"] == "note"
-    assert states["memory"] == states["clock"] == "ok"
     assert not {"plan", "disk", "model", "data"} & states.keys()
-
-
-def test_defects_of_chips_do_not_matter_to_a_run_without_them(good: Imitation):
-    good.chips(0)
-    good.process(4242, "python3", "/dev/accel3")
-    good.write("/tmp/libtpu_lockfile")
-    good.given |= {"uid": OTHER, "version": {**versions(), "libtpu": "0.0.30"}.get}
-    good.settings = {}
-    found = examined(good)
-    assert doctor.can_run(found)
-    assert not {"chips", "holders", "libtpu lock", "Ray's count"} & {one.check for one in found}
 
 
 # --- the command
@@ -352,23 +295,3 @@ def test_the_command_takes_no_device_and_writes_what_it_shows(request_path: Path
     assert told in model["finding"]
     assert model["remedy"].startswith("connect to the network")
     assert "fault(s)" in ran.stdout.splitlines()[-1]
-
-
-def test_a_mistake_in_the_request_has_status_2(
-    request_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert doctor.main([str(request_path), "--run.tpu_chips", "8"]) == 2
-    shown = capsys.readouterr()
-    assert (shown.out, 'no effect with plan.platform = "cpu"' in shown.err) == ("", True)
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="imitates an older one")
-def test_an_old_python_is_told_in_one_sentence():
-    code = "import sys; sys.version_info = (3, 10, 12); import launch"
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 1
-    assert "gemma-grpo needs Python 3.11 or 3.12" in ran.stderr
-    assert "is 3.10: make install-tpu makes an environment" in ran.stderr
-    assert len(ran.stderr.splitlines()) == 1
