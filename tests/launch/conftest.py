@@ -10,7 +10,6 @@ import pytest
 
 from tests.demo_texts import write_tokenizer
 from tests.launch.cluster_fixtures import FinishedJob, Head, finished_job, running_head
-from tests.launch.push_hub import PushHub, use
 from tests.launch.small_run import write_request
 
 
@@ -37,14 +36,6 @@ def request_path(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
     return write_request(tmp_path, tokenizer=tokenizer)
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> PushHub:
-    """A hub that this process talks to, with a login."""
-    found = PushHub()
-    use(found, monkeypatch)
-    return found
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from huggingface_hub.errors import LocalTokenNotFoundError
 
@@ -18,7 +20,6 @@ from launch.export import prepare, working_config
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import ExportReport
-from tests.launch.push_hub import LOGIN, PushHub
 from tests.launch.small_run import everything_below, write_checkpoint
 
 
@@ -157,19 +158,50 @@ def test_errors_are_printed_and_nothing_is_left_behind(
     assert not (run_dir.parent / "out.tmp").exists()
 
 
-def test_an_export_is_pushed_if_there_is_a_login(
-    run_dir: Path, hub: PushHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+class Hub:
+    """Answers as `HfApi` does; the errors are those of `whoami` and of `upload_folder`."""
+
+    endpoint = "https://hub"
+
+    def __init__(self) -> None:
+        self.login: Exception | None = None
+        self.upload: Exception | None = None
+        self.pushed: list[dict[str, Any]] = []
+
+    def whoami(self) -> None:
+        if self.login is not None:
+            raise self.login
+
+    def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> None:
+        assert (name, private, exist_ok) == ("ann/tuned", True, True)
+
+    def upload_folder(self, **given: Any) -> None:
+        if self.upload is not None:
+            raise self.upload
+        self.pushed.append(given)
+
+
+def test_an_export_is_pushed_or_stays_complete(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
+    hub, out = Hub(), run_dir.parent / "out"
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
     use_exporter(FakeExporter({}), monkeypatch)
-    command = ["moved", "--out", "out", "--push", "hf://ann/tuned"]
-    hub.login = LocalTokenNotFoundError()
-    assert export.main(command) == 2
-    assert "there is no login; log in with" in capsys.readouterr().err
-    assert not (run_dir.parent / "out").exists()
-    hub.login = LOGIN
-    assert export.main(command) == 0
-    assert "pushed: https://hub/ann/tuned" in capsys.readouterr().out
-    repo = hub.repos["ann/tuned"]
-    assert (repo.private, repo.commits) == (True, ["moved, checkpoint 3"])
-    assert repo.files.keys() == {".gitattributes", "model.safetensors"}
-    assert (run_dir.parent / "out").is_dir()
+
+    def told(status: int, login: Exception | None, upload: Exception | None = None) -> str:
+        hub.login, hub.upload = login, upload
+        command = ["moved", "--out", "out", "--push", "hf://ann/tuned"]
+        assert export.main(command) == status
+        shown = capsys.readouterr()
+        return shown.err if status else shown.out
+
+    assert "there is no login; log in with" in told(2, LocalTokenNotFoundError())
+    assert "the hub cannot be reached, or refuses" in told(1, httpx.ConnectError("nobody answers"))
+    assert not out.exists()
+    broken = told(1, None, httpx.ConnectError("the connection broke"))
+    assert f"{out} is complete; push it with: hf upload ann/tuned {out}" in broken
+    shutil.rmtree(out)
+    assert "pushed: https://hub/ann/tuned" in told(0, None)
+    (given,) = hub.pushed
+    assert (given["folder_path"], given["commit_message"]) == (out, "moved, checkpoint 3")
+    assert "adapter/*" in given["delete_patterns"]  # of an earlier export
