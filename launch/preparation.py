@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -75,9 +74,8 @@ def placed(config: Config) -> Config:
     Raises:
         ValueError: if no placement suits the other settings.
     """
-    folder, saved = RunFolder.of(config), None
-    with suppress(ValueError):  # a damaged one is reported by `finished`
-        saved = load_config(folder.path) if folder.holds_run else None
+    folder = RunFolder.of(config)
+    saved = load_config(folder.path) if folder.holds_run else None
     try:
         found = with_chosen_placement(config, saved)
     except FileNotFoundError:
@@ -91,11 +89,6 @@ def placed(config: Config) -> Config:
 
 def finished(config: Config, *, extend: str | None, accept: Collection[str] = ()) -> str | None:
     """Returns a message if the run has used its budget; None if there is work to do.
-
-    Args:
-        config: of the run.
-        extend: budget to add; None: nothing.
-        accept: what may have changed since the last start; see `configs.resume`.
 
     Raises:
         ValueError: if the folder holds a run with other settings, or a finished run whose budget
@@ -149,7 +142,8 @@ def prepare(
     found.attempt(check_devices, config)
     if folder is not None:
         found.attempt(folder.check_writable)
-        found.attempt(_check_mirror, config, folder)
+        if config.run.mirror is not None:
+            found.attempt(check_mirror, config.run.mirror, folder.path)
     found.attempt(lambda: _check_folder("learner.teacher", config.learner.teacher))
     rewards = found.attempt(lambda: check(config.rewards))
     model, tokenizer = _check_model(config, found)
@@ -176,11 +170,6 @@ def prepare(
     for line in (why, *data.report):
         say(line)
     return Prepared(config, data, tokenizer, folder, more, mode, reward_code(rewards), base)
-
-
-def _check_mirror(config: Config, folder: RunFolder) -> None:
-    if config.run.mirror is not None:
-        check_mirror(config.run.mirror, folder.path)
 
 
 def _check_folder(key: str, path: str | None) -> None:
@@ -300,15 +289,7 @@ def _check_weights(
     model: Path | None,
     more: Budget | None,
 ) -> str | None:
-    """Checks the weights, a new run's first adapter and the time; returns the base's fingerprint.
-
-    Args:
-        config: of the run.
-        found: receives the mistakes.
-        folder: of the run.
-        model: the model's folder; None: there is none, or it has mistakes.
-        more: budget to add.
-    """
+    """Checks weights, a new run's first adapter and the time; returns the base's fingerprint."""
     if not folder.holds_run:
         found.attempt(check_start, config, model)
     if model is None:
@@ -365,10 +346,7 @@ def _check_metric(
     evaluated = {"validation": data.validation, "test": data.test}
     sets = {f"{EVAL_SET_PREFIX}{name}": split for name, split in data.sets.items()}
     by_setting = {setting_name(name): split for name, split in (evaluated | sets).items()}
-    saved = None
-    if folder.holds_run:
-        with suppress(ValueError):  # a damaged one is reported by `finished`
-            saved = folder.saved_config
+    saved = found.attempt(lambda: folder.saved_config) if folder.holds_run else None
     measured = found.attempt(with_metric, config, by_setting, saved=saved)
     if measured is not None:
         found.attempt(check_references, measured, by_setting)
@@ -424,11 +402,6 @@ def reward_code(rewards: Sequence[RewardFacts]) -> dict[str, str]:
 def check_same_code(folder: RunFolder, code: Mapping[str, str], *, accept: Collection[str]) -> None:
     """Refuses to resume a run whose reward functions have changed.
 
-    Args:
-        folder: of the run.
-        code: SHA-256 of the file that defines each part, by name.
-        accept: what may have changed; see `configs.resume.is_accepted`.
-
     Raises:
         ValueError: naming each changed part.
     """
@@ -448,12 +421,6 @@ def _check_time(
 
     An unfinished run with a checkpoint is never refused: if too little time is left, the run ends
     with the version that it has.
-
-    Args:
-        budget: without the requested extension.
-        folder: of the run.
-        weights_bytes: of the model.
-        more: the extension; None: nothing.
 
     Raises:
         ValueError: naming the minimum.

@@ -9,12 +9,11 @@ import signal
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray._private import parameter
 from ray._private import worker as ray_worker
@@ -25,8 +24,6 @@ from pipeline.run.folder_lock import LockedFolder
 
 _MAX_PARENT_BYTES = 23
 """Longest parent folder: Ray's Unix sockets add up to 80 bytes; 103 fit on macOS, 107 on Linux."""
-_KILL_S = 30.0
-"""Killed processes get some time: an uninterruptible system call may delay their end."""
 
 
 @contextmanager
@@ -52,23 +49,9 @@ def private_cluster(**settings: Any) -> Iterator[None]:
         try:
             yield
         finally:
-            _stop(folder.path)
+            ray.shutdown()
     finally:
         folder.remove()
-
-
-def _stop(folder: Path) -> None:
-    """Ends all processes of the cluster in a folder."""
-    found = list[psutil.Process]()
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):  # it has ended
-            if str(folder) in " ".join(child.cmdline()):
-                found += [child, *child.children(recursive=True)]
-    ray.shutdown()
-    for one in found:
-        with suppress(psutil.Error):
-            one.kill()
-    psutil.wait_procs(found, timeout=_KILL_S)
 
 
 def _start(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -87,13 +70,11 @@ def _start(folder: Path, settings: Mapping[str, Any]) -> None:
     except SystemExit:  # raised by Ray's SIGTERM handler, with status 15
         raise SystemExit(128 + signal.SIGTERM) from None
     except Exception as error:  # noqa: BLE001  # Ray raises plain exceptions
-        _stop(folder)
         message = (str(error).splitlines() or [type(error).__name__])[0]
-        text = f"Ray did not start: {message} Is the machine very busy, or short of memory?"
-        if SUPERVISOR in os.environ:  # which starts the run again
-            raise Failure(text, EXIT_DIED) from None
-        later = f"{text} Nothing is lost; repeat the command later"
-        raise Failure(later, EXIT_FAILED) from None
+        raise Failure(
+            f"Ray did not start: {message} Is the machine very busy, or short of memory?",
+            EXIT_DIED if SUPERVISOR in os.environ else EXIT_FAILED,
+        ) from None
     # Ray's agents would print 20 lines of the log of a raylet that ended.
     ray_worker.print_to_stdstream = lambda *_, **__: None
 
