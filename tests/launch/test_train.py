@@ -228,19 +228,6 @@ def test_a_dry_run_prints_what_would_run_and_leaves_nothing_behind(
     assert started == []
 
 
-def test_a_dry_run_refuses_a_reward_without_any_score(
-    request_path: Path, started: list[Prepared], capsys: pytest.CaptureFixture[str]
-):
-    (request_path.parent / "mine.py").write_text("def short(text): return 1.0\n")
-    function = f"{request_path.parent}/mine.py:short"
-    arguments = [str(request_path), "--rewards.functions.0.function", function, "--dry-run"]
-    assert train.main(arguments) == 2
-    shown = capsys.readouterr().err
-    assert "completions have no score (invalid)" in shown
-    assert "the parameter of a function of one completion is named completion" in shown
-    assert started == []
-
-
 def test_a_changed_setting_is_refused_with_both_values_or_accepted_by_its_name(
     request_path: Path, ended: Callable[..., RunFolder], refused: Refused, started: list[Prepared]
 ):
