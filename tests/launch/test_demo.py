@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -17,8 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from configs.load import load_config
-from launch.bench.rates import SAMPLES, Runs
 from launch.demo import task
 from launch.demo.task import ErrorRates, Problem, make_problem, solution
 from launch.demo.tiny import TAGS, write_tokenizer
@@ -64,27 +61,20 @@ def test_mistakes_by_hand(
     assert solution(problem, Random(0), rates) == written
 
 
-def test_splits_are_disjoint_and_the_same_bytes_on_every_machine(tmp_path: Path) -> None:
-    files = task.write_splits(tmp_path, seed=0, train=20, validation=5, test=5)
-    rows = {file.stem: list(map(json.loads, file.read_text().splitlines())) for file in files}
-    assert {name: len(split) for name, split in rows.items()} == {
-        "train": 20, "validation": 5, "test": 5,
-    }  # fmt: skip
-    assert all(row.keys() == {"question", "answer"} for split in rows.values() for row in split)
-    digest = hashlib.sha256((tmp_path / "train.jsonl").read_bytes()).hexdigest()
-    assert digest == "9cfd33e160dd4893368ed0579bbd8cb4867ed5441ed1d4ef6b1c82c88c130721"
+def test_splits_are_disjoint_and_those_of_the_repository(tmp_path: Path) -> None:
+    for file in task.write_splits(tmp_path, seed=0):
+        assert file.read_bytes() == (PROJECT / "launch/demo/data" / file.name).read_bytes()
     problems = [one for split in task.make_splits(3).values() for one in split]
     assert len({one.terms for one in problems}) == len(problems)
     assert len({one.question for one in problems}) == len(problems)
 
 
 def test_demonstrations_are_correct_answers_to_training_problems(tmp_path: Path) -> None:
-    file = task.write_demonstrations(tmp_path, seed=0, count=50)
+    file = task.write_demonstrations(tmp_path, seed=0)
     answers = {p.question: p.answer for p in task.make_splits(0)["train"]}
     for row in map(json.loads, file.read_text().splitlines()):
         assert row["completion"].endswith(f"<answer>{answers[row['question']]}</answer>")
-    committed = (PROJECT / "launch/demo/data/demonstrations.jsonl").read_text().splitlines()
-    assert committed[:50] == file.read_text().splitlines()
+    assert file.read_text() == (PROJECT / "launch/demo/data/demonstrations.jsonl").read_text()
 
 
 # --- the base
@@ -112,21 +102,6 @@ def test_the_tokenizer_has_gemmas_ids_whole_words_and_single_digits(tmp_path: Pa
     assert [processor.pad_id(), processor.eos_id(), processor.bos_id()] == [0, 1, 2]
     assert processor.unk_id() == 3
     assert processor.encode(TEXT, out_type=str) == PIECES.split(" ")
-
-
-@pytest.mark.slow  # the folder is in the repository: it does not change by itself
-def test_the_base_has_correct_and_wrong_answers():
-    """Most groups have correct and wrong answers; most answers are well formed."""
-    config = load_config(
-        PROJECT / "configs" / "demo.toml",
-        [("plan.sampler_devices", "1"), ("model.path", str(BASE))],
-    )
-    runs = Runs(config)
-    prompts, base = runs.data.test.prompts[:200], runs.policy.no_adapter()
-    sampled = runs.measure(prompts, base, samples=SAMPLES)
-    assert 0.25 <= sampled.correct.mean() <= 0.45
-    assert sampled.correct.any(axis=1).mean() >= 0.85
-    assert runs.measure(prompts, base, samples=1).well_formed.mean() >= 0.9
 
 
 @pytest.mark.slow

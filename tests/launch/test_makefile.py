@@ -74,22 +74,6 @@ def test_an_environment_is_made_and_filled_once(project: Path) -> None:
     assert make(project, ".venv/.runtime") == ["requirements.txt"]
 
 
-def test_the_wheels_folder_has_the_pins_and_what_installs_the_sources(project: Path) -> None:
-    assert run(project, "wheelhouse-tpu")[0] == 0
-    step = (project / "log").read_text(encoding="utf-8").splitlines()[-1]
-    assert step.endswith(
-        "--no-deps --wheel-dir wheelhouse --requirement requirements-tpu.txt setuptools>=77"
-    )
-    assert not (project / ".venv").exists()
-
-
-def test_make_alone_names_the_commands(project: Path) -> None:
-    status, shown = run(project)
-    assert status == 0
-    for command in ("demo", "demo-table", "gemma", "test", "test-accelerator", "lint", "clean"):
-        assert f"\n  make {command} " in f"\n{shown}"
-
-
 @pytest.mark.parametrize("broken", ["nothing", "ruff", "mypy", "pytest"])
 def test_make_test_fails_if_a_check_fails_and_shows_all(project: Path, broken: str) -> None:
     (project / f"broken-{broken}").touch()

@@ -42,25 +42,18 @@ def reported(
     [
         (Heartbeat("decode", 0.0), "sample", True, False),
         (Heartbeat("decode", QUIET_S), "sample", False, False),
-        (Heartbeat(), "sample", False, False),
         (Heartbeat("compile", QUIET_S), "loading", False, True),
-        (Heartbeat("checkpoint", QUIET_S), "coordination", False, True),
         (Heartbeat(), "device_wait", True, False),  # for as long as others hold the devices
     ],
 )
 def test_the_progress_of_any_process_is_the_runs(
-    monkeypatch: pytest.MonkeyPatch,
-    beat: Heartbeat,
-    phase: str,
-    moves: bool,
-    slow: bool,
+    monkeypatch: pytest.MonkeyPatch, beat: Heartbeat, phase: str, moves: bool, slow: bool
 ):
     async def heartbeat() -> Heartbeat:
         return beat
 
     progress, is_slow = reported(monkeypatch, heartbeat, phase=phase)
-    assert (progress > 3, is_slow) == (moves, slow)
-    assert moves or progress == 0
+    assert (progress > 3 if moves else progress == 0, is_slow) == (True, slow)
 
 
 def test_a_process_that_does_not_answer_makes_no_progress_and_a_death_is_noticed(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from configs.load import load_config
-from launch.demo.queues import NAMES, kind_of, kinds_of_answers, main, template, write_splits
+from launch.demo.queues import NAMES, main, template, write_splits
 from tests.launch.cluster_fixtures import PROJECT
 
 FOLDER = PROJECT / "launch" / "demo" / "queues"
@@ -46,28 +46,20 @@ def test_the_preset_has_the_template_of_three_examples() -> None:
 
 def test_kinds_of_answers_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"queue": "Eva, Jim, Ruth, Mark", "name": "Jim", "answer": "Ruth"}
-    kinds = {
-        "Ruth": "right",
-        "Eva": "another of the queue",
-        "Kate": "another name",
-        "Caylan": "no name",
-    }
-    assert {answer: kind_of(answer, row) for answer in kinds} == kinds
     test = tmp_path / "test.jsonl"
     test.write_text(f"{json.dumps(row)}\n" * 4, encoding="utf-8")
     config = {"data": {"test": {"path": str(test)}}}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (tmp_path / "rollouts").mkdir()
-    given: dict[str, list[str | None]] = {
-        "before": [*kinds],
-        "after": ["Ruth", "Ruth", "Ruth", None],
-    }
-    for when, answers in given.items():
+    for when, answers in (
+        ("before", ["Ruth", "Eva", "Kate", "Caylan"]),
+        ("after", ["Ruth", "Ruth", "Ruth", None]),
+    ):
         lines = [{"prompt_id": n, "found": found} for n, found in enumerate(answers, start=1)]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (tmp_path / "rollouts" / f"test_{when}.jsonl").write_text(text, encoding="utf-8")
-    counted = kinds_of_answers(tmp_path)
-    assert counted["before"] == dict.fromkeys(kinds.values(), 1)
-    assert counted["after"] == {"right": 3, "no name": 1}
     assert main(["--answers", str(tmp_path)]) == 0
-    assert "after: right 75.0%, no name 25.0% of 4" in capsys.readouterr().out
+    before, after = capsys.readouterr().out.splitlines()
+    for kind in ("right", "another of the queue", "another name", "no name"):
+        assert f"{kind} 25.0%" in before
+    assert after == "after: right 75.0%, no name 25.0% of 4"
