@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from configs.base import HOME_VARIABLE
 from launch.exits import EXIT_CLUSTER_LOST, Failure, exit_status
 from launch.flags import output_file
 
@@ -85,25 +84,18 @@ print([name for name in ("jax", "flax", "qwix", "orbax") if name in sys.modules]
     assert done.stdout == "[]\n", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (ValueError("a.b = 1: wrong"), 2),
+def test_an_error_has_its_exit_status_and_one_line(capsys: pytest.CaptureFixture[str]):
+    for error, status in (
         (FileNotFoundError("no folder x"), 2),
-        (Failure("Ray did not start"), 1),
         (Failure("the cluster is gone", EXIT_CLUSTER_LOST), 75),
         (KeyboardInterrupt(), 130),
-    ],
-)
-def test_an_error_has_its_exit_status_and_one_line(
-    capsys: pytest.CaptureFixture[str], error: BaseException, status: int
-):
-    def fail() -> int:
-        raise error
+    ):
 
-    assert exit_status(lambda: 4) == 4
-    assert exit_status(fail) == status
-    assert capsys.readouterr().err.splitlines() == [f"{error}"][: status != 130]
+        def fail(error: BaseException = error) -> int:
+            raise error
+
+        assert exit_status(fail) == status
+        assert capsys.readouterr().err.splitlines() == [f"{error}"][: status != 130]
 
 
 def test_a_closed_pipe_ends_the_output():
@@ -121,18 +113,6 @@ print_lines(lines())
     assert python(code).stderr == ""
 
 
-def test_a_file_is_resolved_like_paths_of_a_configuration_and_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "a.json").write_text("old")
-    assert (
-        output_file("--json", "a.json") == output_file("--json", "~/a.json") == tmp_path / "a.json"
-    )
-    assert (tmp_path / "a.json").read_text() == "old"
-
-
 def test_a_file_that_cannot_be_written_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +122,6 @@ def test_a_file_that_cannot_be_written_is_refused(
         (tmp_path, f"{tmp_path} is a folder; name a file"),
         ("gs://bucket/a.json", "gs:// is not supported; "),
         (tmp_path / "no" / "a.json", f"no folder {tmp_path / 'no'}"),
-        (file / "a.json", f"no folder {file}"),
         (file, f"{file} cannot be written"),
     ):
         if path == file:  # root may write anywhere

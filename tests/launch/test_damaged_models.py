@@ -19,7 +19,7 @@ from tests.demo_texts import write_tokenizer
 from tests.launch.small_run import everything_below, write_request
 from tests.pipeline.compute.model import formats
 
-INDEX, SINGLE = formats.INDEX, formats.SINGLE
+SINGLE = formats.SINGLE
 NORM, EMBEDDING = "model.norm.weight", "model.embed_tokens.weight"
 
 
@@ -71,11 +71,10 @@ def set_config(**changes: Any) -> Damage:
     return damage
 
 
-def set_tensor(name: str, value: Any) -> Damage:
-    """Changes a tensor; None removes it."""
-    rest = {} if value is None else {name: value}
+def without(name: str) -> Damage:
+    """Removes a tensor."""
     return lambda folder: formats.rewrite(
-        folder, lambda tensors: {k: v for k, v in tensors.items() if k != name} | rest
+        folder, lambda tensors: {key: value for key, value in tensors.items() if key != name}
     )
 
 
@@ -89,17 +88,6 @@ def set_file(name: str, data: bytes | int) -> Damage:
     return damage
 
 
-def outside(folder: Path) -> None:
-    formats.sharded(folder)
-    set_file(INDEX, b'{"weight_map": {"a": "/etc/a"}}')(folder)
-
-
-def twice(folder: Path) -> None:
-    formats.sharded(folder)
-    first, second = (folder / f"model-0000{n}-of-00003.safetensors" for n in (1, 2))
-    shutil.copyfile(first, second)
-
-
 def as_flax(folder: Path) -> None:
     """A flax checkpoint without a tensor."""
     text = weights.read_text_config(folder)
@@ -109,23 +97,13 @@ def as_flax(folder: Path) -> None:
     formats.save_flax(tree, folder / "gemma2")
 
 
-def broken_flax(folder: Path) -> None:
-    as_flax(folder)
-    (folder / "gemma2" / "_METADATA").write_text("{}")
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (set_file(SINGLE, 5_000), [f"{SINGLE} is damaged: "]),
         (lambda folder: (folder / SINGLE).unlink(), [f"lacks {SINGLE}"]),
-        (outside, ["a is in '/etc/a', not"]),
-        (twice, ["is in both", "model-00001-of-00003", "model-00002-of-00003"]),
-        (set_tensor(NORM, None), [f"missing: {NORM} (40,)"]),
-        (set_tensor(NORM, np.zeros(40, np.int32)), [f"dtype of {NORM}: I32; supported"]),
-        (set_tensor("lm_head.weight", np.ones((480, 40), np.float32)), ["lm_head.weight differs"]),
+        (without(NORM), [f"missing: {NORM} (40,)"]),
         (as_flax, ["missing: layer_1/pre_ffw_norm/scale (40,)"]),
-        (broken_flax, ["gemma2 is damaged: "]),
     ],
 )
 def test_dry_run_and_doctor_refuse_a_damaged_model(
@@ -148,7 +126,6 @@ def test_dry_run_and_doctor_check_the_adapter(
     flags = [f"--lora.start={folder}", "--lora.rank=2", "--lora.alpha=2"]
     for settings, told in (
         ({"peft_type": "VERA"}, "VERA"),
-        ({"peft_type": "LORA"}, "r is None, must be a number above 0"),
         (
             {"peft_type": "LORA", "r": 2, "lora_alpha": 2},
             "shape of layers.0.self_attn.q_proj: from 3 to 5, in the base from 40 to 32",

@@ -60,12 +60,13 @@ def test_one_command_runs_the_others_and_names_the_nearest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert SETTINGS["project"]["scripts"] == {"gemma-grpo": "launch.__main__:main"}
-    assert main(["train", "gone.toml"]) == 2
-    assert capsys.readouterr().err.startswith("gone.toml: no such file")
-    assert main(["trian", "gone.toml"]) == 2
-    assert capsys.readouterr().err == "command line: trian: unknown; did you mean train?\n"
-    assert main([]) == 2
-    assert capsys.readouterr().err.startswith("usage: gemma-grpo COMMAND")
+    for words, told in (
+        (["train", "gone.toml"], "gone.toml: no such file"),
+        (["trian", "gone.toml"], "command line: trian: unknown; did you mean train?\n"),
+        ([], "usage: gemma-grpo COMMAND"),
+    ):
+        assert main(words) == 2
+        assert capsys.readouterr().err.startswith(told)
 
 
 def test_all_files_of_the_packages_are_installed() -> None:
