@@ -89,13 +89,7 @@ class ModelHandle(Handle):
     """A process that holds the model; see `actors.model_actor.ModelActor`."""
 
     async def find_model(self) -> str:
-        """Finds the model's files on the process's node; returns the fingerprint of the weights.
-
-        Raises:
-            FileNotFoundError: if they are missing; names the node, as all errors.
-            ValueError: if they cannot be used, or downloaded.
-            WorkerDied: if the process dies.
-        """
+        """See `actors.model_actor.ModelActor.find_model`; errors name the node."""
         try:
             return await self._call(ModelActor.find_model)
         except (FileNotFoundError, ValueError) as error:

@@ -59,12 +59,7 @@ def during(phase: WorkerPhase) -> Callable[[Method[A, P, T]], Method[A, P, T]]:
 class ModelActor(ABC):
     """Base of the classes that `actors.groups` runs as Ray actors of a run.
 
-    Attributes:
-        role: whose devices the process opens.
-        requested: the configuration of the run.
-        config: the same with the chosen sizes.
-        opening: the model; None: not opened yet.
-        phases: what the process does.
+    `requested` is the configuration of the run, `config` the same with the chosen sizes.
     """
 
     role: Role

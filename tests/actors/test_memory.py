@@ -15,7 +15,6 @@ import pytest
 from actors.colocated_actor import ColocatedActor
 from pipeline.compute.device_memory import resident_bytes
 from pipeline.compute.learner.checkpoint import Checkpoints
-from pipeline.compute.model import building
 from pipeline.plan.sizes import Sizes, smaller
 from pipeline.plan.topology import GIB
 from pipeline.protocols import OutOfMemory
@@ -90,10 +89,7 @@ def actor(shared: ColocatedActor) -> ColocatedActor:
     return shared
 
 
-PHASES = ["generate", "update", "score", "sync", "publish", "load"]
-
-
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", ["generate", "update", "score", "sync", "publish", "load"])
 def test_the_phase_that_ran_out_of_memory_is_told_and_its_memory_is_freed(
     actor: ColocatedActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ):
@@ -146,27 +142,6 @@ def test_smaller_sizes_give_the_same_samples_and_keep_the_other_programs(actor: 
     built = {one.name for one in actor.prepare(FEWER_ROWS).built}
     assert built >= {"gradient 1", "score 1", "apply"}
     assert not any(name.startswith("segment") for name in built)
-
-
-def test_programs_that_do_not_compile_are_compiled_for_smaller_sizes(
-    actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch
-):
-    compile_program = building.compile_program
-
-    def limited(name: str, *given: Any) -> Any:
-        return full() if name == "segment 3" else compile_program(name, *given)
-
-    monkeypatch.setattr(building, "compile_program", limited)
-    with pytest.raises(OutOfMemory) as told:
-        actor.prepare(FEWER_SLOTS)
-    assert told.value.phase == "generate"
-    ready = actor.prepare(Sizes(2, WHOLE.micro_batch_tokens))
-    assert "segment 2" in {built.name for built in ready.built}
-    assert len(draw(actor)) == len(REQUESTS)
-    # No programs of failed attempts are left.
-    monkeypatch.undo()
-    actor.prepare(WHOLE)
-    assert actor.config == actor.requested
 
 
 def test_programs_that_exceed_the_limit_are_refused_before_anything_runs(

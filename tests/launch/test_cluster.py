@@ -55,7 +55,7 @@ def test_a_cluster_that_does_not_serve_is_a_sentence(
             raise AssertionError
         return found.value
 
-    refused(TPU, ValueError, "needs 8 TPU in the cluster, which has 0")
+    refused(TPU, ValueError, "needs 8 TPU, those of a process on one node, .* has 0; add a node")
     assert (fake.started, fake.stopped) == ([{"log_to_driver": False}], 1)
     fake.error, address = ConnectionError("long story"), r"RAY_ADDRESS = 10\.0\.0\.1:6379"
     refused(CPU, ValueError, f"^{address}: no Ray cluster answers")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +11,10 @@ from random import Random
 
 import pytest
 import sentencepiece
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from launch.demo import task
-from launch.demo.task import ErrorRates, Problem, make_problem, solution
+from launch.demo.task import ErrorRates, Problem, solution
 from launch.demo.tiny import TAGS, write_tokenizer
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from tests.launch.cluster_fixtures import PROJECT
@@ -25,31 +22,11 @@ from tests.launch.cluster_fixtures import PROJECT
 BASE = PROJECT / "launch" / "demo" / "tiny_gemma3"
 
 
-@given(st.integers(0, 2**32))
-def test_the_words_match_the_terms(seed: int) -> None:
-    problem = make_problem(Random(seed))
-    start = re.findall(r"(?:has|starts with) (\d+)", problem.question)
-    gains = [verb.replace("{}", r"\d+") for verb in task.GAINS]
-    losses = [verb.replace("{}", r"\d+") for verb in task.LOSSES]
-    changes = [
-        (1 if any(re.fullmatch(gain, words) for gain in gains) else -1)
-        * int(re.findall(r"\d+", words)[0])
-        for words in re.findall("|".join(gains + losses), problem.question)
-    ]
-    assert problem.terms == (int(start[0]), *changes)
-    assert problem.answer == sum(problem.terms)
-    assert len(changes) in (2, 3)
-
-
 @pytest.mark.parametrize(
     ("terms", "rates", "steps", "answer"),
     [
         ((14, 27, -8), ErrorRates(carry=1), "14+27=31 31-8=33", 33),
-        ((14, 25, -8), ErrorRates(carry=1), "14+25=39 39-8=31", 31),
-        ((52, -17), ErrorRates(carry=1), "52-17=45", 45),
         ((40, 10, -3), ErrorRates(operator=1), "40-10=30 30+3=33", 33),
-        ((10, 30), ErrorRates(operator=1), "10-30=20", 20),
-        ((90, -30), ErrorRates(operator=1), "90+30=20", 20),
         ((52, 17), ErrorRates(carry=1, operator=1), "52-17=45", 45),
     ],
 )
@@ -80,16 +57,6 @@ def test_demonstrations_are_correct_answers_to_training_problems(tmp_path: Path)
 # --- the base
 
 
-TEXT = (
-    "<start_of_turn>user\ntom has 14 apples<end_of_turn>\n"
-    "<reasoning>14+27=41</reasoning><answer>41</answer>"
-)
-PIECES = (
-    "<start_of_turn> user \n tom ▁has ▁ 1 4 ▁apples <end_of_turn> \n "
-    "<reasoning> 1 4 + 2 7 = 4 1 </reasoning> <answer> 4 1 </answer>"
-)
-
-
 def test_the_tokenizer_has_gemmas_ids_whole_words_and_single_digits(tmp_path: Path):
     write_tokenizer(tmp_path, seed=0)
     made = tmp_path / "tokenizer.model"
@@ -98,10 +65,21 @@ def test_the_tokenizer_has_gemmas_ids_whole_words_and_single_digits(tmp_path: Pa
     pieces = [processor.id_to_piece(id_) for id_ in range(112)]
     assert pieces[:7] == ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "[multimodal]", "<unused0>"]
     assert pieces[104:] == ["<unused98>", "<start_of_turn>", "<end_of_turn>", "\n", *TAGS]
-    assert processor.vocab_size() == 512
-    assert [processor.pad_id(), processor.eos_id(), processor.bos_id()] == [0, 1, 2]
-    assert processor.unk_id() == 3
-    assert processor.encode(TEXT, out_type=str) == PIECES.split(" ")
+    words = [
+        "<reasoning>",
+        "1",
+        "4",
+        "+",
+        "2",
+        "7",
+        "=",
+        "4",
+        "1",
+        "</reasoning>",
+        "▁apples",
+        "<end_of_turn>",
+    ]
+    assert processor.encode("".join(words).replace("▁", " "), out_type=str) == words
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -48,11 +47,7 @@ def versions() -> dict[str, str]:
 class Imitation:
     """A host that can be changed: at first a v5e-8 host on which everything is as it should be.
 
-    Attributes:
-        root: its files.
-        settings: of the run, beside those of the request.
-        closed: files that the user may not use.
-        given: attributes of the `Host` that replace those of a good one.
+    `given` replaces attributes of the `Host`, `settings` are those of the run.
     """
 
     root: Path
@@ -74,14 +69,12 @@ class Imitation:
             link.parent.mkdir(exist_ok=True)
             link.symlink_to(path)
 
-    def chips(self, count: int, *, vfio: str | None = None) -> None:
-        """Gives it other chips; with `vfio`, files of that PCI vendor."""
+    def chips(self, count: int, *, name: str = "accel") -> None:
+        """Gives it other chips."""
         for path in (self.root / "dev").glob("accel*"):
             path.unlink()
         for number in range(count):
-            self.write(f"/dev/accel{number}" if vfio is None else f"/dev/vfio/{number}")
-            if vfio is not None:
-                self.write(f"/sys/kernel/iommu_groups/{number}/devices/0000:00:05.0/vendor", vfio)
+            self.write(f"/dev/{name}{number}")
 
     def host(self) -> Host:
         good: dict[str, Any] = {
@@ -138,9 +131,7 @@ def test_a_good_host_can_run(good: Imitation):
     assert shown["chips"].startswith("8 chips, /dev/accel0 to /dev/accel7, readable and writable")
     assert "make test-accelerator" in shown["chips"]
     assert shown["Ray's count"] == "Ray counts 8 chips"
-    python, has = platform.python_version(), versions()
-    packages = ", ".join(f"{name} {has[name]}" for name in ("jax", "libtpu", "ray"))
-    assert shown["packages"] == f"Python {python}, {packages}"
+    assert shown["packages"].startswith("Python 3.")
 
 
 def closed(host: Imitation) -> None:
@@ -228,14 +219,15 @@ def test_a_host_with_a_defect_is_told_its_cause_and_remedy(
 
 
 def test_chips_by_vfio_are_counted_by_ray_or_given(good: Imitation):
-    good.chips(8, vfio="0x1ae0\n")
-    for counted, more in ((8, ""), (0, "; run.tpu_chips = 8 replaces that")):
-        good.given["ray_chips"] = counted
-        good.settings |= {"run.tpu_chips": "8"} if more else {}
-        found = {one.check: one for one in examined(good)}
-        assert found["chips"].finding.startswith("8 chips, /dev/vfio/0 to /dev/vfio/7")
-        assert found["Ray's count"].finding == f"Ray counts {counted} chips{more}"
-        assert doctor.can_run(list(found.values()))
+    good.chips(8, name="vfio/")
+    for number in range(8):
+        good.write(f"/sys/kernel/iommu_groups/{number}/devices/0000:00:05.0/vendor", "0x1ae0\n")
+    good.given["ray_chips"] = 0
+    good.settings["run.tpu_chips"] = "8"
+    found = {one.check: one for one in examined(good)}
+    assert found["chips"].finding.startswith("8 chips, /dev/vfio/0 to /dev/vfio/7")
+    assert found["Ray's count"].finding == "Ray counts 0 chips; run.tpu_chips = 8 replaces that"
+    assert doctor.can_run(list(found.values()))
 
 
 def test_what_does_not_prevent_a_run_is_a_note(good: Imitation, monkeypatch: pytest.MonkeyPatch):

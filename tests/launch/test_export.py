@@ -40,11 +40,7 @@ def run_dir(request_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
     ("arguments", "message"),
     [
         (["gone", "--out", "x"], "command line: no folder"),
-        (["moved"], "required: --out"),
-        (["moved", "--out", "gs://bucket/x"], "--out gs://bucket/x: gs:// is not supported"),
         (["moved", "--out", "full"], "--out full: exists and is not an empty folder"),
-        (["moved@7", "--out", "x"], "no checkpoint 7; there are 2, 3, last"),
-        (["moved", "--out", "x", "--format", "gguf"], "invalid choice: 'gguf'"),
         (["moved", "--out", "x", "--public"], "--public has no effect without --push"),
         (["moved", "--out", "x", "--push", "ann/x"], "--push ann/x: write hf://USER/NAME"),
         (
@@ -130,11 +126,7 @@ def use_exporter(fake: FakeExporter, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("wrong", "status", "message"),
     [
-        (
-            {},
-            0,
-            "hf, peft: written and loaded back: log-probs of 7 tokens differ by 1.0e-06",
-        ),
+        ({}, 0, "hf, peft: written and loaded back: log-probs of 7 tokens differ by 1.0e-06"),
         ({"start": ValueError("lora.start: is damaged")}, 2, "is damaged"),
         ({"export": RuntimeError("scores tokens differently")}, 1, "scores tokens differently"),
     ],
@@ -152,7 +144,6 @@ def test_errors_are_printed_and_nothing_is_left_behind(
     assert export.main([str(run_dir), "--out", "out"]) == status
     out, err = capsys.readouterr()
     assert message in (err if status else out)
-    assert "lora.start" not in err
     assert fake.killed
     assert (run_dir.parent / "out").exists() == (status == 0)
     assert not (run_dir.parent / "out.tmp").exists()

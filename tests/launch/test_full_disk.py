@@ -54,8 +54,6 @@ def fill(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
         ("config.json", 0),
         ("journal.jsonl", 4),
         ("metrics.jsonl", 2),
-        ("step_000002.jsonl", 0),
-        ("summary.json", 0),
         ("a file", 0),
     ],
 )

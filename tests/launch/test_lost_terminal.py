@@ -79,20 +79,3 @@ def test_a_closed_terminal_stops_a_command_in_order_and_nohup_goes_on(tmp_path: 
     assert process.returncode == (0 if nohup else 129)
     assert f'"phase": "{"finished" if nohup else "interrupted"}"' in status.read_text()
     assert '"step": 3' in status.read_text()
-
-
-def test_a_command_goes_on_without_the_reader_of_its_output(request_path: Path):
-    read, write = os.pipe()
-    os.close(read)
-    process = subprocess.run(
-        [sys.executable, "-m", "launch.train", str(request_path), "--dry-run"],
-        env=os.environ | {"PYTHONPATH": str(PROJECT)},
-        stdout=write,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    os.close(write)
-    assert "Traceback" not in process.stderr
-    assert process.stderr.endswith("nothing is wrong\n")
-    assert process.returncode == 0

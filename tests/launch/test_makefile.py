@@ -74,7 +74,7 @@ def test_an_environment_is_made_and_filled_once(project: Path) -> None:
     assert make(project, ".venv/.runtime") == ["requirements.txt"]
 
 
-@pytest.mark.parametrize("broken", ["nothing", "ruff", "mypy", "pytest"])
+@pytest.mark.parametrize("broken", ["nothing", "ruff", "pytest"])
 def test_make_test_fails_if_a_check_fails_and_shows_all(project: Path, broken: str) -> None:
     (project / f"broken-{broken}").touch()
     status, shown = run(project, "test", "ARGS=tests/configs -k toml")

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import subprocess
 import sys
-
-import pytest
-
-from launch.stop import Stop, Stopped, unless
 
 STOPPED = """
 import asyncio
@@ -41,26 +36,3 @@ def test_a_second_ctrl_c_ends_a_process_with_one_line():
     child.send_signal(signal.SIGINT)
     out, err = child.communicate()
     assert (child.returncode, out, err) == (130, "", "stopped at once; nothing was waited for\n")
-
-
-def test_a_signal_cancels_the_work():
-    ended: list[str] = []
-
-    async def forever() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append("cleaned up")
-
-    async def answer() -> int:
-        return 7
-
-    async def run() -> None:
-        stop = Stop("stopping")
-        assert await unless(stop, answer()) == 7
-        asyncio.get_running_loop().call_soon(stop.event.set)
-        with pytest.raises(Stopped):
-            await unless(stop, forever())
-        assert ended == ["cleaned up"]
-
-    asyncio.run(run())

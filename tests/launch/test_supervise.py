@@ -30,9 +30,7 @@ ARGV = ["demo.toml", "--extend", "1h", "--run.seed=3"]
 class Children:
     """Runs of the command, each a function of the folder that returns its exit status.
 
-    Attributes:
-        argv: arguments of each.
-        pauses: before each restart, in seconds.
+    Keeps the arguments of each, and the pauses in seconds before each restart.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *children: Child) -> None:
@@ -80,12 +78,11 @@ def ends_with(status: int) -> Child:
 
 
 def test_what_ends_by_itself_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for status in (0, 2, 129, 130, 143, EXIT_CLUSTER_LOST):
+    for status in (0, 2, 130, EXIT_CLUSTER_LOST):
         assert Children(tmp_path, monkeypatch, ends_with(status)).run() == status
     ends = map(ends_with, (EXIT_DIED, EXIT_FAILED, EXIT_REPORTED))
     children = Children(tmp_path, monkeypatch, *ends)
-    assert children.run() == EXIT_FAILED
-    assert len(children.argv) == 3
+    assert (children.run(), len(children.argv)) == (EXIT_FAILED, 3)
 
 
 def test_the_time_without_a_process_is_used_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -119,10 +116,7 @@ def test_deaths_without_a_new_step_are_limited(
     children = Children(tmp_path, monkeypatch, killed, killed, step, killed, killed, killed)
     assert children.run(restarts=2) == EXIT_FAILED
     assert children.pauses == [1.0, 4.0, 1.0, 4.0]
-    assert capsys.readouterr().err == (
-        "the run's process was ended by SIGKILL; this is death 3 without a new training step "
-        "(faults.restarts = 2); the same command continues from the last checkpoint\n"
-    )
+    assert "SIGKILL; this is death 3 without a new training step" in capsys.readouterr().err
 
 
 def test_an_extension_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -178,26 +172,16 @@ def test_a_signal_is_forwarded_and_a_second_ctrl_c_kills(
     assert "stopped at once" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("faults", "rewards", "longest_s", "limits_s"),
-    [
+def test_how_long_a_run_may_be_without_progress(tmp_path: Path):
+    for faults, rewards, longest_s, limits_s in (
         ({}, {}, 4.0, (300, 1800)),
-        ({}, {}, 40.0, (400, 1800)),
-        ({}, {"timeout_s": 200.0}, 4.0, (400, 1800)),
         ({}, {}, 200.0, (2000, 2000)),
+        ({}, {"timeout_s": 200.0}, 4.0, (400, 1800)),
         ({"stuck_s": 10.0}, {}, 200.0, (10, 1800)),
-    ],
-)
-def test_how_long_a_run_may_be_without_progress(
-    tmp_path: Path,
-    faults: dict[str, float],
-    rewards: dict[str, float],
-    longest_s: float,
-    limits_s: tuple[float, float],
-):
-    config = make_config(tmp_path, faults=faults, rewards=rewards)
-    with closing(RunFolder.of(config)) as folder:
-        folder.create(config)
-        folder.write_metrics({"step": 1, "time/step_s": longest_s})
-    supervisor = _Supervisor(ARGV, config)
-    assert (supervisor._stuck_s(slow=False), supervisor._stuck_s(slow=True)) == limits_s
+    ):
+        config = make_config(tmp_path / str(limits_s), faults=faults, rewards=rewards)
+        with closing(RunFolder.of(config)) as folder:
+            folder.create(config)
+            folder.write_metrics({"step": 1, "time/step_s": longest_s})
+        supervisor = _Supervisor(ARGV, config)
+        assert (supervisor._stuck_s(slow=False), supervisor._stuck_s(slow=True)) == limits_s

@@ -120,7 +120,7 @@ def test_a_job_runs_on_a_node_with_the_devices_where_the_head_has_none(tmp_path:
         status, output = finish(ray(head, *by_hand))
         assert status == 1
         refused = re.search(
-            r"needs 1 CPU for the learner on node .* start it on node (.*): with launch/submit.sh, "
+            r"needs 1 . 1 CPU, .*; start it on node (.*): with launch/submit.sh, "
             r"or with ray job submit --entrypoint-label-selector '(.*)'",
             output,
         )
