@@ -146,19 +146,11 @@ def below(process: int, text: str) -> list[psutil.Process]:
 
 @dataclass(frozen=True)
 class Head:
-    """A running cluster.
-
-    Attributes:
-        gcs: address that `ray.init` takes.
-        process: of the head.
-        environment: for processes that talk to it: `ray job` and `ray.init`.
-        aws: configuration of S3, which only `ray start` knows, like the keys.
-    """
+    """A running cluster: address of its GCS, process, environment of what talks to it."""
 
     gcs: str
     process: int
     environment: dict[str, str]
-    aws: Path
 
     def start(self, *command: object) -> subprocess.Popen[str]:
         """Starts a command that joins the cluster."""
@@ -214,11 +206,9 @@ def running_head(*, cpus: int = 4) -> Iterator[Head]:
         *(f"--dashboard-agent-listen-port={agent}", f"--dashboard-agent-grpc-port={grpc}"),
         *(f"--num-cpus={cpus}", f"--object-store-memory={256 * 2**20}"),
     )
-    starting = Head(f"127.0.0.1:{gcs}", 0, environment, folder / "aws")
-    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
-    keys["AWS_CONFIG_FILE"] = str(starting.aws)
+    starting = Head(f"127.0.0.1:{gcs}", 0, environment)
     try:
-        with _running(command, environment | keys, folder / "log", starting.is_up) as process:
+        with _running(command, environment, folder / "log", starting.is_up) as process:
             yield replace(starting, process=process)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -228,11 +218,7 @@ def running_head(*, cpus: int = 4) -> Iterator[Head]:
 def running_node(head: Head, home: Path, *, cpus: int = 4, **variables: str) -> Iterator[int]:
     """Adds a node to a cluster, on this machine, and removes it; yields the pid of its Ray.
 
-    Args:
-        head: of the cluster.
-        home: the user's folder on the node; its name is that of the node.
-        cpus: number of its CPUs.
-        variables: of its environment.
+    `home` is the user's folder there; its name is that of the node.
     """
     home.mkdir()
     log, before = home / "log", head.nodes()
@@ -346,13 +332,7 @@ SECRETS = {
 
 @dataclass(frozen=True)
 class FinishedJob:
-    """A submitted run of two steps.
-
-    Attributes:
-        run: its folder.
-        status: of its submission.
-        output: of its submission.
-    """
+    """A submitted run of two steps: its folder, and what its submission returned."""
 
     run: Path
     status: int

@@ -65,21 +65,9 @@ def test_the_tokenizer_has_gemmas_ids_whole_words_and_single_digits(tmp_path: Pa
     pieces = [processor.id_to_piece(id_) for id_ in range(112)]
     assert pieces[:7] == ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "[multimodal]", "<unused0>"]
     assert pieces[104:] == ["<unused98>", "<start_of_turn>", "<end_of_turn>", "\n", *TAGS]
-    words = [
-        "<reasoning>",
-        "1",
-        "4",
-        "+",
-        "2",
-        "7",
-        "=",
-        "4",
-        "1",
-        "</reasoning>",
-        "▁apples",
-        "<end_of_turn>",
-    ]
-    assert processor.encode("".join(words).replace("▁", " "), out_type=str) == words
+    words = "<reasoning> 1 4 + 2 </reasoning> ▁apples <end_of_turn>"
+    pieces = processor.encode("<reasoning>14+2</reasoning> apples<end_of_turn>", out_type=str)
+    assert " ".join(pieces) == words
 
 
 @pytest.mark.slow

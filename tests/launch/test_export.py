@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +9,13 @@ import httpx
 import pytest
 from huggingface_hub.errors import LocalTokenNotFoundError
 
-from actors.groups import ExportActors
 from configs.load import config_to_json, load_config
 from launch import export
+from launch.exits import Failure
 from launch.export import prepare, working_config
+from launch.push import check_push, push
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.run.run_folder import RunFolder
-from pipeline.types import ExportReport
 from tests.launch.small_run import everything_below, write_checkpoint
 
 
@@ -70,83 +66,10 @@ def test_a_moved_run_is_read_from_its_new_folder(run_dir: Path):
     assert len(found.examples) == 1
     assert prepare(["moved", *command, "--no-verify"]).examples == ()
     assert prepare(["moved@2", *command]).adapter.name == "2"
-    config = working_config(found)  # takes one device
-    assert (config.plan.learner_devices, config.plan.placement) == (1, "colocated")
-    assert config.lora.start == str(run_dir / "checkpoints" / "3")
+    assert working_config(found).lora.start == str(run_dir / "checkpoints" / "3")
     (run_dir / "rollouts" / "test_after.jsonl").unlink()
     with pytest.raises(ValueError, match="--no-verify exports without the comparison"):
         prepare(["moved", *command])
-
-
-def make(folder: str) -> None:
-    Path(folder).mkdir()
-    Path(folder, "model.safetensors").write_bytes(b"merged")
-
-
-class FakeExporter:
-    """Writes small files; raises the errors of `wrong`, by method name. Its own actors."""
-
-    def __init__(self, wrong: dict[str, Exception]) -> None:
-        self.wrong, self.devices, self.killed, self.exporter = wrong, object(), False, self
-
-    async def start(self) -> str:
-        self._maybe("start")
-        return "step 3 of a run"
-
-    async def export(self, folder: str, formats: Sequence[str]) -> ExportReport:
-        assert formats == ("hf", "peft")
-        make(f"{folder}.tmp")
-        self._maybe("export")
-        os.rename(f"{folder}.tmp", folder)  # noqa: PTH104  # of an async function
-        return ExportReport(folder, 1e-6, 7, 3)
-
-    def kill(self) -> None:
-        self.killed = True
-
-    def _maybe(self, call: str) -> None:
-        if call in self.wrong:
-            raise self.wrong[call]
-
-
-def use_exporter(fake: FakeExporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the command export with `fake`, without a cluster."""
-
-    @contextmanager
-    def no_cluster(*_: Any, **__: Any) -> Iterator[None]:
-        yield
-
-    async def no_wait(*_: Any, **__: Any) -> None:
-        pass
-
-    monkeypatch.setattr("launch.cluster.cluster", no_cluster)
-    monkeypatch.setattr("launch.cluster.wait_for_devices", no_wait)
-    monkeypatch.setattr(ExportActors, "spawn", lambda *_, **__: fake)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "status", "message"),
-    [
-        ({}, 0, "hf, peft: written and loaded back: log-probs of 7 tokens differ by 1.0e-06"),
-        ({"start": ValueError("lora.start: is damaged")}, 2, "is damaged"),
-        ({"export": RuntimeError("scores tokens differently")}, 1, "scores tokens differently"),
-    ],
-)
-def test_errors_are_printed_and_nothing_is_left_behind(
-    run_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    wrong: dict[str, Exception],
-    status: int,
-    message: str,
-):
-    fake = FakeExporter(wrong)
-    use_exporter(fake, monkeypatch)
-    assert export.main([str(run_dir), "--out", "out"]) == status
-    out, err = capsys.readouterr()
-    assert message in (err if status else out)
-    assert fake.killed
-    assert (run_dir.parent / "out").exists() == (status == 0)
-    assert not (run_dir.parent / "out.tmp").exists()
 
 
 class Hub:
@@ -173,26 +96,23 @@ class Hub:
 
 
 def test_an_export_is_pushed_or_stays_complete(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    hub, out = Hub(), run_dir.parent / "out"
+    hub = Hub()
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
-    use_exporter(FakeExporter({}), monkeypatch)
-
-    def told(status: int, login: Exception | None, upload: Exception | None = None) -> str:
-        hub.login, hub.upload = login, upload
-        command = ["moved", "--out", "out", "--push", "hf://ann/tuned"]
-        assert export.main(command) == status
-        shown = capsys.readouterr()
-        return shown.err if status else shown.out
-
-    assert "there is no login; log in with" in told(2, LocalTokenNotFoundError())
-    assert "the hub cannot be reached, or refuses" in told(1, httpx.ConnectError("nobody answers"))
-    assert not out.exists()
-    broken = told(1, None, httpx.ConnectError("the connection broke"))
-    assert f"{out} is complete; push it with: hf upload ann/tuned {out}" in broken
-    shutil.rmtree(out)
-    assert "pushed: https://hub/ann/tuned" in told(0, None)
+    assert check_push("hf://ann/tuned") == "ann/tuned"
+    for hub.login, told in (
+        (LocalTokenNotFoundError(), "there is no login; log in with"),
+        (httpx.ConnectError("nobody answers"), "the hub cannot be reached, or refuses"),
+    ):
+        with pytest.raises((ValueError, Failure), match=told):
+            check_push("hf://ann/tuned")
+    hub.upload = httpx.ConnectError("the connection broke")
+    with pytest.raises(Failure, match="is complete; push it with: hf upload ann/tuned /"):
+        push(tmp_path, "ann/tuned", private=True, title="demo")
+    hub.upload = None
+    push(tmp_path, "ann/tuned", private=True, title="demo")
+    assert capsys.readouterr().out.endswith("pushed: https://hub/ann/tuned\n")
     (given,) = hub.pushed
-    assert (given["folder_path"], given["commit_message"]) == (out, "moved, checkpoint 3")
+    assert (given["folder_path"], given["commit_message"]) == (tmp_path, "demo")
     assert "adapter/*" in given["delete_patterns"]  # of an earlier export

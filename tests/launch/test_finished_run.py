@@ -21,6 +21,7 @@ from tests.launch.cluster_fixtures import (
     train_command,
     write_config,
 )
+from tests.pipeline.run.wandb_files import WandbFiles
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]
 
@@ -40,6 +41,26 @@ def test_no_secret_reaches_records_or_output(job: FinishedJob):
         if value.encode() in text
     ]
     assert found == []
+
+
+def test_wandb_has_every_step_and_the_result(finished: Path):
+    """What W&B's own reader finds; the run was offline."""
+    found = WandbFiles(finished)
+    by_step = {row["step"]: row for row in found.rows if "step" in row}
+    assert list(by_step) == [row["step"] for row in found.folder.metrics]
+    for row in found.folder.metrics:
+        numbers = {key: value for key, value in row.items() if not isinstance(value, str)}
+        assert numbers == {key: by_step[row["step"]][key] for key in numbers}
+    for row in by_step.values():
+        assert sum(row["histogram/reward.values"]) == 16
+    final = found.folder.summary
+    assert final is not None
+    assert found.summary["ended"] == "finished"
+    assert found.summary["eval/after/accuracy"] == final["eval"]["after"]["accuracy"]
+    recorded = {record["text"] for record in found.folder.read_rollouts("step_000001")}
+    table = found.table(by_step[1])
+    at = table["columns"].index("text")
+    assert {line[at] for line in table["data"]} <= recorded
 
 
 def test_an_evaluation_repeats_the_answers_of_the_run(head: Head, finished: Path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from typing import Any
 
 import pytest
 
@@ -26,11 +25,6 @@ from tests.launch.cluster_fixtures import (
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(2 * PATIENCE_S)]
 
 
-def jobs(head: Head) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(head.get("/api/jobs/"))
-    return [one for one in found if one["type"] == "SUBMISSION"]
-
-
 def job_id(output: str) -> str:
     """Returns the submission id that a submission printed."""
     (found,) = re.findall(
@@ -45,16 +39,10 @@ def test_a_submitted_job_leaves_a_complete_run_folder_and_shows_no_secret(
     assert job.status == 0, job.output
     assert "step 2/2" in job.output
     assert f"finished: {job.run}\n" in job.output
-    for name in ("config.json", "journal.jsonl", "metrics.jsonl", "checkpoints/2", "wandb"):
-        assert (job.run / name).exists(), name
     assert (job.run / "export" / "model.safetensors").is_file()
-    assert len((job.run / "rollouts" / "step_000002.jsonl").read_text().splitlines()) == 16
     summary = json.loads((job.run / "summary.json").read_text())
     assert (summary["ended"], summary["steps"], summary["samples"]) == ("finished", 2, 32)
     check_time(job.run)
-    assert job_id(job.output).startswith("finished-")
-    (listed,) = (one for one in jobs(head) if one["submission_id"] == job_id(job.output))
-    assert listed["metadata"]["job_name"] == "finished"
     shown = head.get("/api/jobs/") + head.get("/api/v0/jobs?detail=1")
     assert job_id(job.output) in shown
     assert [name for name, value in SECRETS.items() if value in shown] == []
@@ -91,8 +79,7 @@ def test_a_job_has_the_users_rewards_and_its_stop_leaves_a_checkpoint(head, tmp_
     settings = ["--wandb.mode=disabled", "--budget.steps=500", "--checkpoint.every_steps=400"]
     status, output = submit(head, "--no-wait", config.name, *settings, folder=tmp_path)
     assert status == 0, output
-    # They are as they were then.
-    (tmp_path / "beside/twice.py").write_text("")
+    (tmp_path / "beside/twice.py").write_text("")  # the job has it as it was
     name = job_id(output)
     run = tmp_path / "runs" / "own"
     wait_for_lines(run / "metrics.jsonl", 1)

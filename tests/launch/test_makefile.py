@@ -56,24 +56,6 @@ def run(project: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def make(project: Path, target: str) -> list[str]:
-    """Makes a target; returns the environments made, and what is installed (`.`: this)."""
-    log = project / "log"
-    log.unlink(missing_ok=True)
-    assert run(project, target)[0] == 0
-    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    return [line.split()[-1] for line in lines if line.startswith(("made", "-m pip"))]
-
-
-def test_an_environment_is_made_and_filled_once(project: Path) -> None:
-    assert make(project, ".venv/.runtime") == ["python", ".", "requirements.txt"]
-    assert make(project, "install-gemma") == [".[gemma]"]
-    assert make(project, "install-gemma") == []
-    stamp = (project / ".venv/.runtime").stat().st_mtime
-    os.utime(project / "requirements.txt", (stamp + 5, stamp + 5))
-    assert make(project, ".venv/.runtime") == ["requirements.txt"]
-
-
 @pytest.mark.parametrize("broken", ["nothing", "ruff", "pytest"])
 def test_make_test_fails_if_a_check_fails_and_shows_all(project: Path, broken: str) -> None:
     (project / f"broken-{broken}").touch()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from launch.__main__ import COMMANDS, main
+from launch.source import PACKAGES
 from tests.launch.test_commands import HEAVY
 
 PROJECT = Path(__file__).parents[2]
@@ -75,13 +76,13 @@ def test_all_files_of_the_packages_are_installed() -> None:
         for package, named in SETTINGS["tool"]["setuptools"]["package-data"].items()
         for pattern in named
     ]
-    files = [
-        str(path.relative_to(PROJECT))
-        for package in ("actors", "configs", "launch", "pipeline", "rewards")
+    left = {
+        name
+        for package in PACKAGES
         for path in (PROJECT / package).rglob("*")
         if path.is_file() and path.suffix not in {".py", ".pyc"}
-    ]
-    left = {name for name in files if not any(fnmatch(name, one) for one in patterns)}
+        if not any(fnmatch(name := str(path.relative_to(PROJECT)), one) for one in patterns)
+    }
     # What makes environments, and the notebook that calls it.
     notebook = "launch/notebooks/gemma_grpo.ipynb"
     assert left == {notebook, "launch/bootstrap.sh", "launch/make_venv.sh"}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
+import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,8 @@ PARTIAL = [
     *("--rollout.partial=keep", "--rollout.cut_off=0.3", "--plan.segment_steps=2"),
     *("--learner.importance_cap=2", "--run.seed=1"),  # with this seed some wait at the checkpoint
 ]
+START_PORT = 52365
+"""Port of the agent of a `ray start`, without which it takes no jobs."""
 PLANTED = Path(__file__).with_name("planted_rewards.py")
 GEMMA4 = [
     "--lora.targets=all",
@@ -156,30 +159,11 @@ def check_exports(head: Head, run: Path, out: Path) -> None:
     assert status == 0, output
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path):
-    """`ray job stop` sends SIGTERM; test_jobs.py has that."""
-    config = write_config(tmp_path, name="interrupted")
-    settings = ["--budget.steps=500", "--checkpoint.every_steps=400"]
-    process = start(train_command(config, *settings), private_environment())
-    run = tmp_path / "runs" / "interrupted"
-    wait_for_lines(run / "metrics.jsonl", 1, process)
-    processes = family(process.pid)
-    process.send_signal(signal.SIGINT)
-    status, output = finish(process)
-    assert status == 130, output
-    assert summary(run)["ended"] == "interrupted"
-    assert (run / "checkpoints" / str(summary(run)["steps"])).is_dir()
-    check_time(run)
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
-    assert not alive
-
-
 def test_a_run_survives_deaths_and_a_hang_and_nothing_of_it_remains(finished: Path, tmp_path: Path):
-    """A share of `launch.bench chaos`; test_private_cluster.py has the death of a raylet."""
+    """A share of `launch.bench chaos`."""
     config, run = write_config(tmp_path, name="faulty"), tmp_path / "runs" / "faulty"
     (tmp_path / "mirror").mkdir()
-    settings = ["--budget.steps=3", "--checkpoint.every_steps=1", "--wandb.mode=disabled"]
+    settings = ["--budget.steps=4", "--checkpoint.every_steps=1", "--wandb.mode=disabled"]
     settings += [f"--run.mirror={tmp_path}/mirror", "--faults.stuck_s=20"]
     process = start(train_command(config, *settings), private_environment())
 
@@ -188,6 +172,7 @@ def test_a_run_survives_deaths_and_a_hang_and_nothing_of_it_remains(finished: Pa
 
     wait_for_events(run, "started", 1, process)
     of_first = family(process.pid)
+    assert [line for one in of_first for line in is_open(one)] == []
     for role in ("--no-supervise", "LearnerActor"):
         victim(role).suspend()
     process.kill()  # all end with it, also those that are stopped
@@ -199,16 +184,22 @@ def test_a_run_survives_deaths_and_a_hang_and_nothing_of_it_remains(finished: Pa
     victim("SamplerActor").kill()
     wait_for_events(run, "started", 3, process)  # the next step may end before the death is found
     wait_for_lines(run / "metrics.jsonl", 2, process)
+    raylet = next(one for one in family(process.pid) if one.name() == "raylet")
+    (folder,) = set(re.findall(r"/\S*/grpo-[^/]+(?=/r/)", " ".join(raylet.cmdline())))
+    assert Path(folder).stat().st_mode & 0o777 == 0o700
+    assert len(raylet.environ()["RAY_AUTH_TOKEN"]) == 64
+    raylet.kill()
+    wait_for_events(run, "started", 4, process)
+    wait_for_lines(run / "metrics.jsonl", 3, process)
     # Not the learner: if it is writing a checkpoint, the limit is 1,800 s.
     victim("SamplerActor").suspend()
     status, output = finish(process)
     assert status == 0, output
-    assert [entry["why"] for entry in journal(run) if entry["event"] == "restarted"] == [
-        "a process of the run died",
-        "the run made no progress for 20 s (faults.stuck_s)",
-    ], output
+    assert "Traceback" not in output
+    died, _, hung = (one["why"] for one in journal(run) if one["event"] == "restarted")
+    assert died == "a process of the run died"
+    assert hung == "the run made no progress for 20 s (faults.stuck_s)"
     died = "sampler 0: its process ended unexpectedly"
-    assert [entry["error"] for entry in journal(run) if entry["event"] == "failed"] == [died]
     assert f"{died}; the same command continues from the last checkpoint\n" in output
     assert summary(run)["faults"]["reward_errors"] == 0
     for name in ("test_before", "step_000001", "step_000002"):
@@ -222,6 +213,18 @@ def test_a_run_survives_deaths_and_a_hang_and_nothing_of_it_remains(finished: Pa
     check_time(run)
     _, alive = psutil.wait_procs(of_first, timeout=PATIENCE_S)
     assert alive == []
+    assert not Path(folder).exists()
+
+
+def is_open(process: psutil.Process) -> list[str]:
+    """Returns addresses other than free ports of loopback that a process listens on."""
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for one in process.net_connections("inet"):
+            private = one.laddr.ip in {"127.0.0.1", "::1", "::ffff:127.0.0.1"}  # type: ignore[union-attr]
+            if one.status == psutil.CONN_LISTEN and not (private and one.laddr.port != START_PORT):  # type: ignore[union-attr]
+                found.append(f"{process.pid}: {one.laddr}")
+    return found
 
 
 # A gradient of one row of the demo's model needs 0.112 GiB beside 0.005, of two rows 0.226.

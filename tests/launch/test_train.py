@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from launch import preparation, train
 from launch.preparation import Prepared
 from pipeline.run.mirror import Copier, Snapshot
 from pipeline.run.run_folder import RunFolder
+from tests.launch.s3_server import s3_bucket
 from tests.launch.small_run import everything_below
 
 
@@ -77,17 +79,33 @@ def ended(request_path: Path) -> Callable[..., RunFolder]:
     return make
 
 
-def test_a_finished_run_is_known_on_an_empty_host(
+@pytest.mark.parametrize("kind", ["folder", pytest.param("s3", marks=pytest.mark.slow)])
+def test_promise_3_the_run_of_a_lost_host_is_fetched(
     request_path: Path,
     ended: Callable[..., RunFolder],
     started: list[Prepared],
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
 ):
-    folder, mirror = ended(), request_path.parent / "mirror"
-    mirror.mkdir()
+    folder, mirror = ended(), f"{request_path.parent}/mirror"
+    with ExitStack() as stack:
+        if kind == "s3":
+            mirror = stack.enter_context(s3_bucket(monkeypatch))
+        else:
+            Path(mirror).mkdir()
+        fetched(request_path, folder, mirror, capsys)
+    assert (folder.summary or {})["steps"] == 3
+    assert started == []
+
+
+def fetched(
+    request_path: Path, folder: RunFolder, mirror: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Mirrors a finished run, loses its folder, and gives its command again."""
     Copier(f"{mirror}/small").copy(Snapshot(folder.path))
     folder.path.rename(request_path.parent / "lost")
-    command = [str(request_path), "--run.mirror", str(mirror)]
+    command = [str(request_path), "--run.mirror", mirror]
     before = everything_below(request_path.parent)
     assert train.main([*command, "--dry-run"]) == 0
     assert everything_below(request_path.parent) == before
@@ -95,8 +113,6 @@ def test_a_finished_run_is_known_on_an_empty_host(
     assert train.main(command) == 0
     said = capsys.readouterr().out.splitlines()
     assert [line.split(" ", 1)[0] for line in said] == ["fetching", str(folder.path)]
-    assert (folder.summary or {})["steps"] == 3
-    assert started == []
 
 
 def test_a_damaged_journal_is_reported_once(request_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -20,7 +20,6 @@ from tests.launch.cluster_fixtures import (
     ray,
     running_head,
     running_node,
-    start,
     start_submission,
     submit,
     train_command,
@@ -71,10 +70,7 @@ def summary(run: Path) -> dict[str, object]:
     return dict(json.loads((run / "summary.json").read_bytes()))
 
 
-def test_a_run_survives_a_dead_node_and_an_exchange_of_nodes(
-    head: Head, finished: Path, tmp_path: Path
-):
-    """A sampler's node dies under a run; then another node has the driver, and the learner."""
+def test_a_run_survives_the_death_of_a_samplers_node(head: Head, tmp_path: Path):
     config = write_config(tmp_path, name="finished")
     run = tmp_path / "runs" / "finished"
     with (
@@ -94,15 +90,7 @@ def test_a_run_survives_a_dead_node_and_an_exchange_of_nodes(
         assert status == 0, output
         assert output.count("; it is started again") >= 1, output
 
-        environment = head.environment | {"RAY_ADDRESS": head.gcs, "HOME": str(tmp_path / left)}
-        environment |= on(left, tmp_path / "site")
-        command = start(train_command(config, "--no-supervise"), environment)
-        assert node_of("LearnerActor", nodes, command) == left
-        assert node_of("SamplerActor", nodes, command) == "head"
-        status, output = finish(command)
-    assert status == 0, output
-    assert "resuming after step 1" in output
-    assert summary(run)["adapter_sha256"] == summary(finished)["adapter_sha256"]
+    assert summary(run)["ended"] == "finished"
 
 
 def test_a_job_runs_on_a_node_with_the_devices_where_the_head_has_none(tmp_path: Path):
