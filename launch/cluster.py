@@ -38,9 +38,7 @@ OBJECT_STORE_BYTES = 512 * 2**20
 def cluster(config: Config, *, learner: bool = True) -> Iterator[None]:
     """Joins the cluster of this process's job, or starts a private one; leaves it at the end.
 
-    Args:
-        config: of the run, whose devices the cluster must have.
-        learner: whether the command has a learner; otherwise only samplers need devices.
+    Without a learner only samplers need devices.
 
     Raises:
         ValueError: if the cluster can never provide the plan's devices, or RAY_ADDRESS names none.
@@ -78,11 +76,7 @@ def with_actors(
 ) -> T:
     """Runs a command that writes its result at the end: starts its actors, works, ends them.
 
-    Args:
-        spawn: requests the actors from Ray.
-        work: gets the actors once their devices are reserved.
-        config: of the run.
-        learner: whether the command has a learner.
+    `spawn` requests the actors from Ray; `work` gets them once their devices are reserved.
 
     Raises:
         SystemExit: after a signal, with 128 plus its number.

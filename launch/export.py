@@ -40,19 +40,24 @@ none).
 Exit status: 0 done, 1 it failed, the export differs from the policy or was not pushed, 2 a mistake
 in the request, 130 / 143 after Ctrl-C / SIGTERM."""
 
+ONE_DEVICE = {
+    "placement": "colocated",
+    "learner_devices": 1,
+    "samplers": None,
+    "sampler_devices": None,
+    "fsdp": 1,
+    "tp": 1,
+    "sampler_tp": None,
+}
+"""Settings of `[plan]`."""
+
 
 @dataclass(frozen=True)
 class Prepared:
     """A validated request, checked as far as possible without devices.
 
-    Attributes:
-        config: of the run.
-        adapter: folder of the checkpoint.
-        out: folder of the export.
-        formats: formats to write, in the order of `FORMATS`.
-        examples: completions whose log-probs are compared; empty: no verification.
-        repository: `USER/NAME` that the export is pushed to; None: it is not pushed.
-        private: whether the repository is private if it is made.
+    `adapter` is the folder of the checkpoint, `out` that of the export. Without `examples`, whose
+    log-probs are compared, it is not verified; without a `repository` (`USER/NAME`) not pushed.
     """
 
     config: Config
@@ -159,23 +164,9 @@ def prepare(argv: Sequence[str] | None) -> Prepared:
 def working_config(prepared: Prepared) -> Config:
     """Returns the run's configuration for one device, with the checkpoint as `lora.start`."""
     config = prepared.config
-    one_device = {
-        "placement": "colocated",
-        "learner_devices": 1,
-        "samplers": None,
-        "sampler_devices": None,
-        "fsdp": 1,
-        "tp": 1,
-        "sampler_tp": None,
-        "micro_batch_tokens": 8 * config.row_tokens,
-    }
-    start = str(prepared.adapter)
-    return config.model_copy(
-        update={
-            "plan": config.plan.model_copy(update=one_device),
-            "lora": config.lora.model_copy(update={"start": start}),
-        }
-    )
+    plan = config.plan.model_copy(update=ONE_DEVICE | {"micro_batch_tokens": 8 * config.row_tokens})
+    lora = config.lora.model_copy(update={"start": str(prepared.adapter)})
+    return config.model_copy(update={"plan": plan, "lora": lora})
 
 
 def run(prepared: Prepared) -> int:

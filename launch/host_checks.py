@@ -12,7 +12,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from configs.schema import Config
-from launch.host import Host, user_name
+from launch.host import Host
 
 State = Literal["ok", "note", "fault"]
 LOCK_FILE = "/tmp/libtpu_lockfile"  # libtpu's
@@ -96,7 +96,7 @@ def _chips(host: Host, needed: int, state: State) -> Finding:
         return Finding("chips", state, f"{shown}; the plan needs {needed}", remedy)
     closed = [path for path in devices if not host.may_use(path)]
     if closed:
-        shown = f"user {user_name(host.uid)} may not read and write {_some(closed)}"
+        shown = f"user id {host.uid} may not read and write {_some(closed)}"
         return Finding("chips", state, shown, f"sudo chmod a+rw {' '.join(closed)}")
     shown += ", readable and writable; make test-accelerator computes on them"
     return Finding("chips", "ok", shown)

@@ -47,15 +47,9 @@ from rewards.processes.host import check
 class Prepared:
     """A validated request, checked as far as possible without devices.
 
-    Attributes:
-        config: of the run.
-        data: prompts of the splits.
-        tokenizer: the model's.
-        folder: the run folder; does not exist yet if the run is new.
-        extend: budget to add; None: nothing.
-        wandb_mode: mode of W&B.
-        reward_code: SHA-256 of the file that defines each reward function, by name.
-        base: fingerprint of the base's weights; None: there are none yet.
+    The run folder does not exist yet if the run is new. `extend` is a budget to add, `reward_code`
+    the SHA-256 of the file that defines each reward function, by name, `base` the fingerprint of
+    the base's weights.
     """
 
     config: Config
@@ -125,11 +119,7 @@ def prepare(
 ) -> Prepared:
     """Checks everything and prints what was found.
 
-    Args:
-        config: of the run.
-        extend: budget to add; None: nothing.
-        accept: what may have changed since the last start; see `configs.resume`.
-        found: mistakes that are already known.
+    `found` has the mistakes that are already known; `accept`: see `configs.resume`.
 
     Raises:
         FileNotFoundError: if model, tokenizer or data are missing.
@@ -400,7 +390,7 @@ def reward_code(rewards: Sequence[RewardFacts]) -> dict[str, str]:
 
 
 def check_same_code(folder: RunFolder, code: Mapping[str, str], *, accept: Collection[str]) -> None:
-    """Refuses to resume a run whose reward functions have changed.
+    """Refuses to resume a run whose reward functions have changed, unless that is accepted.
 
     Raises:
         ValueError: naming each changed part.

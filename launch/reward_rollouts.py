@@ -66,11 +66,7 @@ def rescore(
 ) -> tuple[Figures, Iterator[str]]:
     """Scores the recorded rollouts of a run; returns the figures as JSON, and the report.
 
-    Args:
-        config: with the reward functions.
-        run_dir: folder of the run.
-        log: of the functions.
-        steps: first and last step, as "A:B", "A:" or ":B"; None: all.
+    `steps` are the first and the last, as "A:B", "A:" or ":B"; None: all.
 
     Raises:
         FileNotFoundError: if there are no such rollouts.
@@ -229,11 +225,7 @@ def _rank_correlation(groups: Iterable[Sequence[_Rescored]]) -> dict[str, Any]:
 
 
 def _wrong(ranked: Sequence[tuple[float, _Rescored]]) -> dict[str, Any]:
-    """Rollouts with a wrong answer and a high reward: at least the median of right ones.
-
-    Args:
-        ranked: rewards and rollouts, the highest first.
-    """
+    """Rollouts with a wrong answer and a high reward: at least the median of right ones."""
     right = [reward for reward, one in ranked if one.is_right]
     wrong = [(reward, one) for reward, one in ranked if one.is_right is False]
     median = float(np.median(right)) if right else None
@@ -284,9 +276,7 @@ def _lines(figures: Figures) -> Iterator[str]:
         for sample in figures[kind]:
             yield from ("", *_sample_lines(sample, title))
     wrong = figures["wrong"]
-    if wrong["count"] and wrong["median_of_right"] is None:
-        yield from ("", f"{wrong['count']} rollouts have a wrong answer, none has a right one")
-    elif wrong["count"]:
+    if wrong["count"]:
         yield ""
         yield (
             f"{wrong['high']} of {wrong['count']} rollouts with a wrong answer have at least the "

@@ -100,10 +100,10 @@ def _room(host: Host, config: Config) -> Iterator[Finding]:
         yield Finding("memory", "fault", shown, remedy)
     else:
         yield Finding("memory", "ok", shown)
-    places = {RunFolder.of(config).path: planned.disk_gib}
-    if is_handle(config.model.path):
-        places[_hub_cache(config.model.path)] = {"weights": planned.download_gib}
-    yield from _disks(host, places)
+    needs = {RunFolder.of(config).path: sum(planned.disk_gib.values())}
+    if is_handle(config.model.path) and not (cache := _hub_cache(config.model.path)).exists():
+        needs[cache] = planned.download_gib
+    yield from _disks(host, needs)
 
 
 def _memory_gib(case: PlanCase, chosen: SizedPlan) -> float:
@@ -119,27 +119,19 @@ def _memory_gib(case: PlanCase, chosen: SizedPlan) -> float:
     return needed
 
 
-def _disks(host: Host, places: Mapping[Path, Mapping[str, float]]) -> Iterator[Finding]:
-    """The free space of each file system against the GiB, by kind of file, that folders need."""
+def _disks(host: Host, needs: Mapping[Path, float]) -> Iterator[Finding]:
+    """The free space of each file system against the GiB that folders need."""
     disks: dict[int, list[Path]] = defaultdict(list)
-    for path in places:
+    for path in needs:
         disks[existing_parent(path).stat().st_dev].append(path)
     for paths in disks.values():
-        free = host.free_bytes(paths[0]) / GIB
-        needed = sum(max(0.0, sum(places[one].values()) - _size_gib(one)) for one in paths)
-        parts = [f"{name} {gib:.2f}" for path in paths for name, gib in places[path].items()]
-        shown = f"{free:.1f} GiB free at {paths[0]}; at most {needed:.2f} more needed"
-        shown += f": {', '.join(parts)}"
+        free, needed = host.free_bytes(paths[0]) / GIB, sum(needs[path] for path in paths)
+        shown = f"{free:.1f} GiB free at {paths[0]}; a whole run needs at most {needed:.2f}"
         if free >= needed:
             yield Finding("disk", "ok", shown)
         else:
             remedy = "make space, or set run.dir or HF_HOME to a folder on a larger disk"
             yield Finding("disk", "fault", shown, remedy)
-
-
-def _size_gib(folder: Path) -> float:
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return sum(path.stat().st_size for path in files) / GIB
 
 
 def _hub_cache(handle: str) -> Path:

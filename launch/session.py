@@ -74,9 +74,7 @@ class _Session:
 async def run_session(prepared: Prepared, *, started: float) -> int:
     """Runs until the budget is used or a signal arrives; returns the exit status.
 
-    Args:
-        prepared: the run.
-        started: start of this process by `time.monotonic`.
+    `started` is the start of this process by `time.monotonic`.
 
     Raises:
         ValueError: if devices, weights or rewards are not as configured, before training starts.
@@ -131,15 +129,14 @@ async def _run_and_upload(session: _Session) -> int:
 
 async def _run(session: _Session) -> int:
     """Runs on a cluster; returns the exit status."""
-    stop, config = session.stop, session.prepared.config
     with ExitStack() as stack:
         with session.during("ray_start"):
-            stack.enter_context(cluster(config))
-            stop.listen()
+            stack.enter_context(cluster(session.prepared.config))
+            session.stop.listen()
         try:
             return await _run_actors(session)
         except Stopped:
-            return stop.exit_status
+            return session.stop.exit_status
         except OutOfMemory as error:
             raise Failure(error) from None
 

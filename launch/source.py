@@ -46,10 +46,7 @@ def copy_source(upload: Path) -> None:
 def copy_user_files(functions: Collection[str], folder: Path, upload: Path) -> None:
     """Copies what reward functions may import; nothing for those of the project.
 
-    Args:
-        functions: as in `rewards.functions`; the dry run reports files that are missing.
-        folder: the current one.
-        upload: the folder of the job.
+    Of a file or package that is missing the dry run tells. `folder` is the current one.
 
     Raises:
         ValueError: if a folder has too many Python files.

@@ -85,13 +85,7 @@ def _read(argv: Sequence[str] | None) -> tuple[CommandLine, Config]:
 
 
 def _submit(command: CommandLine, config: Config) -> int:
-    """Submits the job, and waits for its end; returns the exit status.
-
-    Raises:
-        ValueError: if reward functions cannot be uploaded, or no node suits the plan, or this
-            command cannot reach the cluster.
-        Failure: if the cluster does not take the job.
-    """
+    """Submits the job, and waits for its end; returns the exit status."""
     use_token()
     address = os.environ.get("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265").rstrip("/")
     variables = {
@@ -121,11 +115,7 @@ def _submit(command: CommandLine, config: Config) -> int:
 
 
 def _fill(upload: Path, config: Config) -> None:
-    """Writes what the job needs: source, reward functions, and the configuration as a run folder.
-
-    Raises:
-        ValueError: see `launch.source.copy_user_files`.
-    """
+    """Writes what the job needs; the configuration as a run folder."""
     copy_source(upload)
     copy_user_files([part.function for part in config.rewards.functions], Path.cwd(), upload)
     file = upload / JOB_FOLDER / "config.json"
@@ -296,11 +286,10 @@ def _follow(client: JobSubmissionClient, job: str, address: str) -> int:
             f"the connection to job {job} is lost ({type(error).__name__}); if its cluster still "
             f"runs, so does the job: {again}"
         ) from None
-    code = info.driver_exit_code
-    if info.status != JobStatus.SUCCEEDED:
-        why = f" with exit status {code}" if code else f": {info.message}" if info.message else ""
-        say(f"job {job}: {str(info.status).lower()}{why}", file=sys.stderr)
-    return 0 if info.status == JobStatus.SUCCEEDED else code or EXIT_FAILED
+    if info.status == JobStatus.SUCCEEDED:
+        return 0
+    say(f"job {job}: {str(info.status).lower()}: {info.message}", file=sys.stderr)
+    return info.driver_exit_code or EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -161,10 +161,6 @@ class Head:
         """Runs a command that joins the cluster; returns its status and output."""
         return finish(self.start(*command), text)
 
-    def actors(self, name: str) -> list[psutil.Process]:
-        """Returns the processes of the actors of a class."""
-        return below(self.process, name)
-
     def is_up(self) -> bool:
         """Whether jobs can be submitted, and drivers can join."""
         with contextlib.suppress(OSError):  # the server is not up, or not with all its parts
@@ -248,29 +244,23 @@ def _running(
 
     On a busy machine Ray gives up after 30 s; then it is started again.
     """
-    deadline = time.monotonic() + PATIENCE_S
-    with contextlib.ExitStack() as stack:
-        process = stack.enter_context(_process(command, environment, log))
+
+    def begin() -> subprocess.Popen[bytes]:
+        with log.open("a") as output:
+            return subprocess.Popen(
+                command, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+
+    deadline, process = time.monotonic() + PATIENCE_S, begin()
+    try:
         while not is_up():
             assert time.monotonic() < deadline, log.read_text()
             if process.poll() is not None:
-                process = stack.enter_context(_process(command, environment, log))
+                process = begin()
             time.sleep(_POLL_S)
         yield process.pid
-
-
-@contextlib.contextmanager
-def _process(
-    command: Sequence[str], environment: Mapping[str, str], log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("a") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-    try:
-        yield process
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(60)
         with contextlib.suppress(ProcessLookupError):
@@ -337,14 +327,6 @@ class FinishedJob:
     run: Path
     status: int
     output: str
-
-
-def finished_job(head: Head, folder: Path) -> FinishedJob:
-    """Submits a run in `folder` and waits for its end."""
-    config = write_config(folder, name="finished")
-    variables: dict[str, Any] = {**SECRETS, "WANDB_MODE": "offline"}
-    status, output = submit(head, config, **variables)
-    return FinishedJob(folder / "runs" / "finished", status, output)
 
 
 def wait_until(

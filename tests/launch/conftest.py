@@ -5,11 +5,19 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.demo_texts import write_tokenizer
-from tests.launch.cluster_fixtures import FinishedJob, Head, finished_job, running_head
+from tests.launch.cluster_fixtures import (
+    SECRETS,
+    FinishedJob,
+    Head,
+    running_head,
+    submit,
+    write_config,
+)
 from tests.launch.small_run import write_request
 
 
@@ -47,7 +55,10 @@ def head() -> Iterator[Head]:
 @pytest.fixture(scope="session")
 def job(head: Head, tmp_path_factory: pytest.TempPathFactory) -> FinishedJob:
     """A submitted run of two steps that has finished."""
-    return finished_job(head, tmp_path_factory.mktemp("finished"))
+    folder = tmp_path_factory.mktemp("finished")
+    variables: dict[str, Any] = {**SECRETS, "WANDB_MODE": "offline"}
+    status, output = submit(head, write_config(folder, name="finished"), **variables)
+    return FinishedJob(folder / "runs" / "finished", status, output)
 
 
 @pytest.fixture(scope="session")

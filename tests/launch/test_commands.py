@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -108,18 +107,11 @@ print_lines(lines())
     assert python(code).stderr == ""
 
 
-def test_a_file_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "file"
-    file.touch()
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     for path, told in (
         (tmp_path, f"{tmp_path} is a folder; name a file"),
         ("gs://bucket/a.json", "gs:// is not supported; "),
         (tmp_path / "no" / "a.json", f"no folder {tmp_path / 'no'}"),
-        (file, f"{file} cannot be written"),
     ):
-        if path == file:  # root may write anywhere
-            monkeypatch.setattr(os, "access", lambda *_: False)
         with pytest.raises(ValueError, match=f"^command line: --json: {re.escape(told)}"):
             output_file("--json", str(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from configs.load import load_config
 from configs.schema import Config
 from launch import doctor
-from launch.host import Host, user_name
+from launch.host import Host
 from launch.host_checks import Finding
 
 PROJECT = Path(__file__).parents[2]
@@ -29,18 +29,11 @@ ME, OTHER = 60_001, 60_002
 
 
 def versions() -> dict[str, str]:
-    """What an installation for TPUs has: of packages that are here, these; else the pinned ones."""
-    lines = (PROJECT / "requirements-tpu.txt").read_text(encoding="utf-8").splitlines()
-    found = [Requirement(line) for line in lines]
-    pinned = {
-        canonicalize_name(one.name): str(one.specifier).removeprefix("==")
-        for one in found
-        if one.marker is None or one.marker.evaluate()
-    }
+    """What an installation for TPUs has: this one's packages, and the pinned libtpu."""
+    pins = (PROJECT / "requirements-tpu.txt").read_text(encoding="utf-8")
+    (libtpu,) = re.findall("^libtpu==(\\S+)", pins, re.MULTILINE)
     here = {canonicalize_name(one.name): one.version for one in metadata.distributions()}
-    return {name: here.get(name, version) for name, version in pinned.items()} | {
-        "gemma-grpo": "0.1.0"
-    }
+    return here | {"libtpu": libtpu, "gemma-grpo": "0.1.0"}
 
 
 @dataclass
@@ -164,10 +157,7 @@ def kaggle_without_login(host: Imitation) -> None:
     host.settings["model.path"] = "kaggle://google/gemma-3/flax/gemma3-1b-it"
 
 
-GPUS = settings(
-    plan__platform="gpu", plan__learner_devices="64", plan__slots="64",
-    plan__micro_batch_tokens="4352",
-)  # fmt: skip
+GPUS = settings(plan__platform="gpu", plan__learner_devices="64", plan__slots="64")
 OVER = settings(budget__steps="none", budget__until="2020-01-01T10:00Z")
 NO_CHIPS = "neither /dev/accel* nor /dev/vfio/N exists"
 HOSTS: list[tuple[Callable[[Imitation], None], str, str, str]] = [
@@ -178,7 +168,7 @@ HOSTS: list[tuple[Callable[[Imitation], None], str, str, str]] = [
     (closed, "chips", f"{OTHER} may not read and write /dev/accel2,", "chmod a+rw /dev/accel2"),
     (
         lambda host: host.process(4242, "python3", "/dev/accel3"),
-        *("holders", f"in use by pid 4242 (python3, user {user_name(os.getuid())})", "kill 4242"),
+        *("holders", f"in use by pid 4242 (python3, user id {os.getuid()})", "kill 4242"),
     ),
     (locked, "holders", "libtpu cannot lock it", "sudo rm /tmp/libtpu_lockfile"),
     (given(ray_chips=0), "Ray's count", "0 chips; there are 8 device files", "chips = 8"),

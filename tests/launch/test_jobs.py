@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 
 import pytest
 
@@ -121,39 +120,3 @@ def test_leased_tpus_without_a_tpu_are_refused(head, tmp_path):
     assert status == 2, output
     assert "needs 4 tpu device(s)" in output
     assert not (tmp_path / "runs").exists()
-
-
-WAITS = r"""
-import asyncio, sys
-import ray
-from actors.groups import RunActors
-from actors.placement import Lease, Reservation
-from configs.load import load_config
-from launch import cluster
-
-settings = {"platform": "tpu", "learner_devices": 1, "samplers": 3}
-config = load_config(sys.argv[1], [(f"plan.{key}", str(value)) for key, value in settings.items()])
-
-async def run():
-    held = Reservation("another run", [Lease({"TPU": 1}, {})])
-    await held.placed()
-    cluster.REPORT_WAIT_EVERY_S = 0.2
-    cluster.say = lambda text: (print(f"\n{text}"), held.release())
-    actors = RunActors.spawn(config)
-    await cluster.wait_for_devices(actors.devices)
-    print("\nplaced; free:", ray.available_resources().get("TPU", 0), flush=True)
-    actors.kill()
-
-with cluster.cluster(config):
-    asyncio.run(run())
-"""
-"""A run with four processes of one chip each, while one of four chips is held."""
-
-
-def test_devices_are_taken_together_or_not_at_all(head, tmp_path):
-    config = write_config(tmp_path, name="waits")
-    status, output = head.run(sys.executable, "-c", WAITS, config)
-    assert status == 0, output
-    # Three chips are free, and the run that needs four holds none of them.
-    assert "\nwaiting for devices: 4 TPU together (3 of 4 free); " in output
-    assert "\nplaced; free: 0" in output

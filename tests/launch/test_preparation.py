@@ -127,33 +127,24 @@ def test_more_time_is_refused_after_the_learning_rate_has_decayed(config: Config
         finished(timed(decaying, time="2h"), extend=None)
 
 
-@pytest.fixture
-def tpu_config(request_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """A run on 8 chips, on a machine that is in no cluster."""
+def test_given_chips_replace_the_count_of_this_machine(
+    request_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     for name in ("RAY_ADDRESS", SUBMITTED, "TPU_VISIBLE_CHIPS"):
         monkeypatch.delenv(name, raising=False)
-    settings = {
-        "run.tpu_chips": "8",
-        "plan.platform": "tpu",
-        "plan.placement": "colocated",
-        "plan.learner_devices": "8",
-        "plan.slots": "8",
-        "plan.micro_batch_tokens": "544",
-    }
-    return load_config(request_path, list(settings.items()))
+    settings = {"plan.platform": "tpu", "plan.placement": "colocated", "plan.slots": "8"}
+    settings |= {"plan.learner_devices": "8", "plan.micro_batch_tokens": "544"}
 
+    def config(chips: int) -> Config:
+        return load_config(request_path, [*settings.items(), ("run.tpu_chips", str(chips))])
 
-def test_given_chips_replace_the_count_of_this_machine(
-    tpu_config: Config, monkeypatch: pytest.MonkeyPatch
-):
-    check_devices(tpu_config)
-    run = tpu_config.run.model_copy(update={"tpu_chips": 4})
+    check_devices(config(8))
     with pytest.raises(ValueError, match=r"needs 8 TPU, and run\.tpu_chips gives 4; "):
-        check_devices(tpu_config.model_copy(update={"run": run}))
-    told = r"^run\.tpu_chips = 8: a cluster counts .* `ray start --resources='\{\"TPU\": 8\}'`$"
+        check_devices(config(4))
     monkeypatch.setenv("RAY_ADDRESS", "1")
+    told = r"^run\.tpu_chips = 8: a cluster counts .* `ray start --resources='\{\"TPU\": 8\}'`$"
     with pytest.raises(ValueError, match=told):
-        check_devices(tpu_config)
+        check_devices(config(8))
 
 
 def test_a_run_has_the_chosen_placement_and_a_resume_keeps_it(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launch import data, train
+from launch import train
 from launch.reward import main
 from tests.launch.small_run import CONFIG, everything_below, rows, write_rows
 
@@ -203,23 +203,3 @@ def test_a_dry_run_warns_of_what_fails(request_path: Path, capsys: pytest.Captur
         assert train.main([str(request_path), parts, "--dry-run"]) == status
         assert told in capsys.readouterr().err
     assert everything_below(request_path.parent) == before
-
-
-def test_solutions_as_reference_answers_are_noticed_by_all_commands(
-    request_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    lines = [
-        {"question": f"tom has {n} apples.", "answer": f"{n}=<<{n}={n}>>{n}\n#### {n}"}
-        for n in range(10, 20)
-    ]
-    write_rows(request_path.parent / "train.jsonl", lines)
-    write_rows(request_path.parent / "test.jsonl", [{"question": "5?", "answer": "#### 5"}])
-    for command, words, noticed in (
-        (data.main, [], True),
-        (data.main, ["--data.answer_pattern=#### (.+)"], False),
-        (main, [], True),
-        (train.main, ["--dry-run"], True),
-    ):
-        assert command([str(request_path), *words]) == 0
-        shown = capsys.readouterr()
-        assert ("set answer_pattern = '#### (.+)'" in shown.out + shown.err) is noticed

@@ -225,32 +225,3 @@ def is_open(process: psutil.Process) -> list[str]:
             if one.status == psutil.CONN_LISTEN and not (private and one.laddr.port != START_PORT):  # type: ignore[union-attr]
                 found.append(f"{process.pid}: {one.laddr}")
     return found
-
-
-# A gradient of one row of the demo's model needs 0.112 GiB beside 0.005, of two rows 0.226.
-TWO_ROWS, LITTLE_MEMORY = "--plan.micro_batch_tokens=1664", "--plan.hbm_gib=0.14"
-
-
-@pytest.mark.slow
-def test_memory_is_known_before_the_first_step(head: Head, tmp_path: Path):
-    """A size that does not fit is refused where it is given, and reduced in a resumed run."""
-    config, run = write_config(tmp_path, name="limited"), tmp_path / "runs" / "limited"
-    status, output = head.run(*train_command(config, LITTLE_MEMORY, TWO_ROWS, "--budget.steps=1"))
-    assert status == 2, output
-    assert "plan.micro_batch_tokens = 1664 does not fit: out of memory (update): grad" in output
-    assert "; the next smaller that fits is 832" in output
-    assert not (run / "plan.json").exists()
-    whole = {"slots": 16, "micro_batch_tokens": 1664}
-    less = {**whole, "micro_batch_tokens": 832}
-    for settings, sizes in (
-        (["--budget.steps=1"], whole),
-        ([LITTLE_MEMORY, "--budget.steps=2"], less),
-    ):
-        status, output = head.run(*train_command(config, TWO_ROWS, *settings))
-        assert status == 0, output
-        assert json.loads((run / "plan.json").read_text())["sizes"] == sizes
-    found = [row["micro_batch_tokens"] for row in journal(run) if row["event"] == "sizes"]
-    assert found == [1664, 832]
-    # The step is recorded once, with all of its rollouts.
-    assert [row["step"] for row in metrics(run)] == [1, 2]
-    assert summary(run)["samples"] == 2 * 16

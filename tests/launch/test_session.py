@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import closing
+from math import nan
 from pathlib import Path
 from typing import Any, cast
 
@@ -125,37 +126,29 @@ def test_a_signal_gives_its_exit_status_and_the_run_resumes(
     assert [entry["step"] for entry in last.events("resumed")] == [1, 2]
 
 
-def test_a_refused_probe_is_told_without_a_traceback_or_a_promise_to_continue(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    session = Session(make_config(tmp_path), Disk())
-    session.learner.score_error = 1.0
-    assert session.run() == 1
-    (entry,) = session.events("failed")
-    told = "under a random adapter the log-probs of the sampler differ from the learner's by"
-    assert entry["error"].startswith(f"MismatchError: {told}")
-    shown = capsys.readouterr()
-    assert told in shown.err
-    assert "Traceback" not in shown.err
-    assert "the same command continues" not in shown.out + shown.err
-    assert session.folder.summary is None
-
-
-def test_failing_rewards_exit_with_1_and_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("what", ["probe", "rewards"])
+def test_a_run_that_stops_itself_exits_with_1_and_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
 ):
     config, disk = make_config(tmp_path), Disk()
     session = Session(config, disk)
-    session.scorer.forms["correct"] = recognise(lambda inputs: [float("nan")] * len(inputs), {})
+    if what == "probe":
+        session.learner.score_error = 1.0
+        told = "under a random adapter the log-probs of the sampler differ from the learner's by"
+    else:
+        session.scorer.forms["correct"] = recognise(lambda inputs: [nan] * len(inputs), {})
+        told = "alarm excluded: step 1: 100.0% of the rollouts have no reward, "
     assert session.run() == 1
     shown = capsys.readouterr()
-    assert shown.err.startswith("alarm excluded: step 1: 100.0% of the rollouts have no reward, ")
-    assert shown.err.endswith("'correct' failed 4 times, first: returned nan\n")
-    assert "the same command continues from its last checkpoint" in shown.out
+    assert shown.err.startswith(told)
+    assert "Traceback" not in shown.err
     (entry,) = session.events("failed")
-    assert entry["error"].startswith("TrainingStopped: alarm excluded: ")
-    assert (list(disk), session.folder.summary) == ([0], None)
-    assert Session(config, disk).run() == 0
+    assert told in entry["error"]
+    # A refused probe would be refused again.
+    assert ("the same command continues" in shown.out) == (what == "rewards")
+    assert session.folder.summary is None
+    if what == "rewards":
+        assert Session(config, disk).run() == 0
 
 
 def interrupted(folder: Path, disk: Disk, *, steps: int) -> Session:
@@ -229,12 +222,8 @@ def test_changed_code_of_a_reward_is_refused_until_it_is_accepted(tmp_path: Path
     check_same_code(folder, old, accept=())  # of a run that began without hashes: unknown
     folder.journal("started", code="", base="", data={}, rewards=old)
     new = {**old, "format": "c" * 64}
-    with pytest.raises(ValueError, match="the reward functions have changed since") as caught:
+    with pytest.raises(ValueError, match=r"format\.code: was .*\(--accept rewards\)"):
         check_same_code(folder, new, accept=())
-    assert str(caught.value).splitlines()[1:] == [
-        '  rewards.functions.format.code: was "bbbbbbbbbbbb", now "cccccccccccc" (--accept rewards)'
-    ]
-    check_same_code(folder, old, accept=())
     check_same_code(folder, new, accept=["rewards"])
     (change,) = record_changes(folder, config, new, step=7)
     folder.journal("started", code="", base="", data={}, rewards=new)

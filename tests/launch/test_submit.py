@@ -29,12 +29,7 @@ def test_an_invalid_submission_is_refused_at_once(capsys: pytest.CaptureFixture[
 
 
 class Dashboard(BaseHTTPRequestHandler):
-    """What Ray's dashboard answers, as recorded.
-
-    Attributes:
-        token: that it asks for; None: it takes jobs from everybody.
-        refusal: its answer to a job.
-    """
+    """What Ray's dashboard answers, as recorded: the token that it asks for, and to a job."""
 
     token: str | None = None
     refusal = ""

@@ -255,20 +255,6 @@ def test_a_run_in_use_by_another_process(ended: Callable[..., RunFolder], refuse
     folder.close()
 
 
-def test_a_finished_run_is_reported(
-    request_path: Path,
-    ended: Callable[..., RunFolder],
-    started: list[Prepared],
-    capsys: pytest.CaptureFixture[str],
-):
-    folder = ended()
-    before = everything_below(request_path.parent)
-    assert train.main([str(request_path)]) == 0
-    assert capsys.readouterr().out.startswith(f"{folder.path} is finished after 3 steps; its resu")
-    assert started == []
-    assert everything_below(request_path.parent) == before
-
-
 def test_extend_adds_to_a_finished_run_only(
     request_path: Path, ended: Callable[..., RunFolder], refused: Refused, started: list[Prepared]
 ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,6 @@ from tests.launch.cluster_fixtures import (
     below,
     family,
     finish,
-    ray,
     running_head,
     running_node,
     start_submission,
@@ -103,17 +101,6 @@ def test_a_job_runs_on_a_node_with_the_devices_where_the_head_has_none(tmp_path:
         running_node(head, second, cpus=2, **on("second", tmp_path / "site")) as node,
     ):
         nodes = {"head": head.process, "second": node}
-        # Ray itself starts a job on the head.
-        by_hand = ["job", "submit", "--working-dir", ".", "--", *train_command(config, *settings)]
-        status, output = finish(ray(head, *by_hand))
-        assert status == 1
-        refused = re.search(
-            r"needs 1 . 1 CPU, .*; start it on node (.*): with launch/submit.sh, "
-            r"or with ray job submit --entrypoint-label-selector '(.*)'",
-            output,
-        )
-        assert refused is not None, output
-        assert json.loads(refused[2]).keys() == {"ray.io/node-id"}
         status, output = submit(head, config, *settings, "--node=10.9.8.7", folder=tmp_path)
         assert (status, run.exists()) == (2, False), output
         assert "--node 10.9.8.7: the cluster has no such node; it has node " in output
@@ -121,6 +108,5 @@ def test_a_job_runs_on_a_node_with_the_devices_where_the_head_has_none(tmp_path:
         assert node_of("LearnerActor", nodes, command) == "second"
         status, output = finish(command)
     assert status == 0, output
-    (ident,) = re.findall(r"id \w+", refused[1])
-    assert re.search(rf"the run's process and folder will be on node .*, {ident}\)", output)
+    assert "the run's process and folder will be on node " in output
     assert summary(run)["ended"] == "finished"
