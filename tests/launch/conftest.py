@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from configs.load import config_to_json, load_config
+from pipeline.run.run_folder import RunFolder
 from tests.demo_texts import write_tokenizer
 from tests.launch.cluster_fixtures import (
     SECRETS,
@@ -18,7 +20,7 @@ from tests.launch.cluster_fixtures import (
     submit,
     write_config,
 )
-from tests.launch.small_run import write_request
+from tests.launch.small_run import write_best, write_checkpoint, write_request
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +46,23 @@ def request_path(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
     return write_request(tmp_path, tokenizer=tokenizer)
+
+
+@pytest.fixture
+def moved(request_path: Path) -> Path:
+    """A run that has been moved: checkpoints of steps 3 and 12, the best, an export, answers."""
+    folder = request_path.parent / "moved"
+    write_checkpoint(folder, 3)
+    write_checkpoint(folder, 12)
+    write_best(folder, 9)
+    (folder / "checkpoints" / "14.orbax-checkpoint-tmp").mkdir()
+    (folder / "export" / "adapter").mkdir(parents=True)
+    (folder / "export" / "config.json").write_text('{"model_type": "gemma3_text"}')
+    config = config_to_json(load_config(request_path))
+    (folder / "config.json").write_text(config, encoding="utf-8")
+    (folder / "rollouts").mkdir()
+    RunFolder(folder).write_rollouts("test_after", [{"text": "tom has 3 apples."}])
+    return folder
 
 
 @pytest.fixture(scope="session")

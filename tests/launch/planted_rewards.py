@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Sequence
@@ -47,11 +46,6 @@ def bare(completion: str, *, answer: str) -> float:
 def slow(completion: str) -> float:
     time.sleep(0.02)
     return float(len(completion) % 7)
-
-
-async def asks(completion: str) -> float:
-    await asyncio.sleep(0.001)
-    return float(len(completion) % 5)
 
 
 def fails_on_empty(completion: str) -> float:

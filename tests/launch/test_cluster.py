@@ -11,8 +11,7 @@ import ray
 from actors.placement import Node
 from configs.schema import Config
 from launch import cluster
-from launch.exits import EXIT_CLUSTER_LOST, EXIT_FAILED, Failure
-from pipeline.protocols import WorkerDied
+from launch.exits import EXIT_CLUSTER_LOST, Failure
 from tests.samples import make_config
 
 CPU = make_config(Path(), plan={"platform": "cpu", "samplers": 2})
@@ -65,13 +64,3 @@ def test_a_cluster_that_does_not_serve_is_a_sentence(
     found = refused(CPU, Failure, gone)
     assert isinstance(found, Failure)
     assert found.status == EXIT_CLUSTER_LOST
-
-
-def test_a_death_that_is_not_made_up_for_is_a_sentence(fake: FakeRay):
-    with (
-        pytest.raises(Failure, match=r"^sampler 0: it hangs; give the same command again$") as ends,
-        cluster.cluster(CPU),
-    ):
-        raise WorkerDied("sampler 0", "it hangs")
-    assert ends.value.status == EXIT_FAILED
-    assert fake.stopped == 1

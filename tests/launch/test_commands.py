@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from launch.exits import EXIT_CLUSTER_LOST, Failure, exit_status
-from launch.flags import output_file
+from tests.launch.small_run import everything_below
 
 PROJECT = Path(__file__).parents[2]
 HEAVY = (
@@ -67,17 +67,6 @@ print(json.dumps(found))
         assert len(shown.splitlines()) <= LONGEST_HELP, command
 
 
-def test_the_driver_never_loads_jax():
-    done = python("""
-import sys
-import launch.chat, launch.data, launch.evaluate, launch.export, launch.session
-import pipeline.evaluate.conversation, pipeline.data.inspection
-import actors.handles
-print([name for name in ("jax", "flax", "qwix", "orbax") if name in sys.modules])
-""")
-    assert done.stdout == "[]\n", done.stderr
-
-
 def test_an_error_has_its_exit_status_and_one_line(capsys: pytest.CaptureFixture[str]):
     for error, status in (
         (FileNotFoundError("no folder x"), 2),
@@ -107,11 +96,57 @@ print_lines(lines())
     assert python(code).stderr == ""
 
 
-def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    for path, told in (
-        (tmp_path, f"{tmp_path} is a folder; name a file"),
-        ("gs://bucket/a.json", "gs:// is not supported; "),
-        (tmp_path / "no" / "a.json", f"no folder {tmp_path / 'no'}"),
-    ):
-        with pytest.raises(ValueError, match=f"^command line: --json: {re.escape(told)}"):
-            output_file("--json", str(path))
+PAST = "2024-01-01T00:00:00+00:00"
+MISTAKES = {
+    "evaluate": [
+        (["moved@4"], "moved has no checkpoint 4; there are 3, 12, best, last"),
+        (["movd@3"], "/movd; nearest: "),
+        (["moved/checkpoints"], "is no run folder and no export in one"),
+        (["moved", "--json", "no/a.json"], "command line: --json: no folder "),
+        (["small.toml", "--data.test.path=gone.jsonl"], "data.test.path: no file"),
+        (["small.toml", "--eval.samples=2"], "needs eval.temperature above 0"),
+    ],
+    "chat": [
+        ([], "command line: RUN_DIR[@STEP|@best|@last]|CONFIG.toml is missing"),
+        (["moved@first"], "no folder "),
+        (["moved", "--temperature=-1"], "--temperature -1: must be at least 0"),
+        (["moved", "--temprature=1"], "unknown; did you mean --temperature?"),
+    ],
+    "export": [
+        (["moved"], "required: --out"),
+        (["moved", "--out", "moved"], "--out moved: exists and is not an empty folder"),
+        (["moved", "--out", "x", "--format", "gguf"], "invalid choice: 'gguf'"),
+        (["moved", "--out", "x", "--public"], "--public has no effect without --push"),
+        (["moved", "--out", "x", "--push", "ann/x"], "--push ann/x: write hf://USER/NAME"),
+        (["moved", "--out=x", "--push=hf://a/x", "--no-verify"], "leave out --no-verify"),
+    ],
+    "plan": [
+        (["small.toml", "--topology", "v5e-9"], "--topology v5e-9: unknown; known topologies"),
+        (["small.toml", "--verify"], "--verify: programs can be compiled for v5e-1,"),
+        (
+            ["small.toml", "--budget.steps", "none", "--budget.until", PAST],
+            f"budget.until = {PAST} has passed",
+        ),
+    ],
+    "data": [(["small.toml", "--data.test.path=absent.jsonl"], "data.test.path: no file")],
+    "report": [([], "required: RUN_DIR; --help"), (["moved/rollouts"], "not a run folder")],
+    "runs": [
+        (["nowhere"], "nowhere: no such folder"),
+        (["moved/rollouts"], "neither a run folder nor a folder of runs"),
+    ],
+    "reward": [(["small.toml", "--cases=none.jsonl"], "command line: --cases: no file none.jsonl")],
+    "submit": [(["--no-wait"], "CONFIG.toml is missing")],
+}
+"""By command: arguments, and a part of the message."""
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    moved: Path, capsys: pytest.CaptureFixture[str], command: str
+):
+    main, before = import_module(f"launch.{command}").main, everything_below(moved.parent)
+    for arguments, told in MISTAKES[command]:
+        assert main(arguments) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line
+    assert everything_below(moved.parent) == before

@@ -34,9 +34,7 @@ def test_everything_is_shown_and_nothing_written(
     assert "train, prompt 2: " not in out
     assert "  question: 'tom has 100 apples.'" in out
     assert "=<start_of_turn> " in out
-    assert "test, tokens of the prompts: 4 of " in out
     assert "train: 1 prompts are repeated with one answer: 2=7" in out
-    assert "train              -        2\ntest               2        -\n" in out
     assert "train: 7 prompts, excluded: 2 in a later split, duplicates kept: 1\n" in out
     assert "note: answers are the last answer block, but no training prompt contains '<an" in out
     assert everything_below(folder) == before

@@ -1,4 +1,4 @@
-"""`launch.export`: refused requests, checkpoints, examples, messages, no files left behind."""
+"""`launch.export --push`."""
 
 from __future__ import annotations
 
@@ -9,67 +9,8 @@ import httpx
 import pytest
 from huggingface_hub.errors import LocalTokenNotFoundError
 
-from configs.load import config_to_json, load_config
-from launch import export
 from launch.exits import Failure
-from launch.export import prepare, working_config
 from launch.push import check_push, push
-from pipeline.data.text.tokenizer_files import read_tokenizer
-from pipeline.run.run_folder import RunFolder
-from tests.launch.small_run import everything_below, write_checkpoint
-
-
-@pytest.fixture
-def run_dir(request_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that has been moved, with two checkpoints and rollouts."""
-    monkeypatch.setattr("launch.preparation.open_model_files", lambda _: read_tokenizer(tokenizer))
-    config, folder = load_config(request_path), request_path.parent / "moved"
-    for step in (2, 3):
-        write_checkpoint(folder, step)
-    (folder / "config.json").write_text(config_to_json(config), encoding="utf-8")
-    (folder / "rollouts").mkdir()
-    RunFolder(folder).write_rollouts("test_after", [{"text": "tom has 3 apples."}])
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["gone", "--out", "x"], "command line: no folder"),
-        (["moved", "--out", "full"], "--out full: exists and is not an empty folder"),
-        (["moved", "--out", "x", "--public"], "--public has no effect without --push"),
-        (["moved", "--out", "x", "--push", "ann/x"], "--push ann/x: write hf://USER/NAME"),
-        (
-            ["moved", "--out", "x", "--push", "hf://ann/x", "--no-verify"],
-            "--push uploads verified exports; leave out --no-verify",
-        ),
-    ],
-)
-def test_mistakes_give_one_line_and_leave_nothing(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-):
-    (run_dir.parent / "full" / "x").mkdir(parents=True)
-    before = everything_below(run_dir.parent)
-    assert export.main(arguments) == 2
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert len(shown.splitlines()) == 1
-    assert everything_below(run_dir.parent) == before
-
-
-def test_a_moved_run_is_read_from_its_new_folder(run_dir: Path):
-    command = ["--out", "out", "--format", "peft", "hf"]
-    found = prepare(["moved", *command])
-    assert RunFolder.of(found.config).path == run_dir
-    assert found.adapter == run_dir / "checkpoints" / "3"
-    assert found.formats == ("hf", "peft")
-    assert len(found.examples) == 1
-    assert prepare(["moved", *command, "--no-verify"]).examples == ()
-    assert prepare(["moved@2", *command]).adapter.name == "2"
-    assert working_config(found).lora.start == str(run_dir / "checkpoints" / "3")
-    (run_dir / "rollouts" / "test_after.jsonl").unlink()
-    with pytest.raises(ValueError, match="--no-verify exports without the comparison"):
-        prepare(["moved", *command])
 
 
 class Hub:

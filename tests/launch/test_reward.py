@@ -92,18 +92,10 @@ def test_a_planted_mistake_is_named(
 
 
 def test_a_slow_part_is_named_with_the_forecast_of_a_step(check: Check):
-    asks = f'{{ name = "asks", function = "{PLANTED}:asks", concurrency = 8 }}'
-    figures = check(
-        functions("slow", asks),
-        "--rows=1",
-        "--rollout.group_size=1024",
-        "--learner.share_prefix=false",
-        "--rewards.workers=2",
-        status=1,
-    )
+    many = ("--rollout.group_size=1024", "--learner.share_prefix=false", "--rewards.workers=2")
+    figures = check(functions("slow"), "--rows=1", *many, status=1)
     # Each score sleeps 0.02 s; 3 prompts of 1,024 rollouts, 2 at a time.
     assert figures["speed"]["slow"]["step_s"] >= 3 * 1024 * 0.02 / 2
-    assert figures["speed"]["asks"]["parallel"] == 16
     assert "3072 rollouts of a step, 2 at a time" in finding(figures, "slow")["what"]
 
 
@@ -150,16 +142,11 @@ def test_cases_are_compared(config: Path, check: Check, capsys: pytest.CaptureFi
     ]
 
 
-def test_data_without_reference_answers(
-    config: Path, check: Check, capsys: pytest.CaptureFixture[str]
-):
+def test_data_without_reference_answers(config: Path, check: Check):
     for name in ("train", "test"):
         write_rows(config.parent / f"{name}.jsonl", [{"question": f"{name} {n}"} for n in range(3)])
     figures = check(functions("style"), status=0)
     assert (figures["has_references"], figures["findings"]) == (False, [])
-    assert "the rows have no reference answers: what compares" in capsys.readouterr().out
-    assert main([str(config)]) == 2
-    assert "'correct' needs reference answers: data.train" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -167,7 +154,6 @@ def test_data_without_reference_answers(
     [
         (["--form=<answer>"], ["--form '<answer>': must contain the word ANSWER"]),
         (["--rows=0", "--steps=1:2"], ["--steps: needs --rollouts", "--rows 0: must be at least"]),
-        (["--cases=none.jsonl"], ["command line: --cases: no file none.jsonl"]),
         ([functions("closenes", "styl")], ["has no 'closenes'", "has no 'styl'"]),
         ([functions("waits")], ["'waits' needs 'fifo': data.train has no such column"]),
     ],

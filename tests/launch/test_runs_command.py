@@ -52,16 +52,3 @@ def test_runs_and_their_checkpoints_are_listed_with_why_they_are_kept(
     ]
     for one in run["checkpoints"]:
         assert one["kept"] in out
-
-
-def test_a_mistake_is_a_sentence_and_changes_nothing(
-    folder: RunFolder, capsys: pytest.CaptureFixture[str]
-):
-    before = {path: path.stat().st_mtime_ns for path in folder.path.rglob("*")}
-    for path, told in (
-        ("nowhere", "nowhere: no such folder"),
-        (str(folder.rollouts), "neither a run folder nor a folder of runs"),
-    ):
-        assert main([path]) == 2
-        assert told in capsys.readouterr().err
-    assert {path: path.stat().st_mtime_ns for path in folder.path.rglob("*")} == before

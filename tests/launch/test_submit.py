@@ -19,8 +19,6 @@ TRACEBACK = "Traceback (most recent call last):\n  File a.py\nValueError: the pa
 
 
 def test_an_invalid_submission_is_refused_at_once(capsys: pytest.CaptureFixture[str]):
-    assert submit.main(["--no-wait"]) == 2
-    assert "CONFIG.toml is missing" in capsys.readouterr().err
     assert submit.main(["a.toml", "--dry-run"]) == 2
     assert "--dry-run: not possible for a job" in capsys.readouterr().err
     with pytest.raises(SystemExit, match=r"^0$"):
