@@ -49,19 +49,14 @@ def on(node: str, folder: Path) -> dict[str, str]:
 
 def node_of(name: str, nodes: dict[str, int], command: subprocess.Popen[str]) -> str:
     """Waits for the process of an actor; returns its node, of those given with their pids."""
+    found = list[str]()
 
-    def found() -> list[str]:
-        return [node for node, pid in nodes.items() if below(pid, f"ray::{name}")]
+    def is_there() -> bool:
+        found[:] = [node for node, pid in nodes.items() if below(pid, f"ray::{name}")]
+        return bool(found)
 
-    wait_until(found, command)
-    return found()[0]
-
-
-def kill(pid: int) -> None:
-    """Ends a node: all of its processes at once."""
-    for process in reversed(family(pid)):
-        with suppress(psutil.NoSuchProcess):  # it ended since
-            process.kill()
+    wait_until(is_there, command)
+    return found[0]
 
 
 def summary(run: Path) -> dict[str, object]:
@@ -81,7 +76,9 @@ def test_a_run_survives_the_death_of_a_samplers_node(head: Head, tmp_path: Path)
         dying = node_of("SamplerActor", nodes, command)
         assert dying != "head"
         wait_for_events(run, "started", 1, command)
-        kill(nodes.pop(dying))
+        for process in reversed(family(nodes.pop(dying))):
+            with suppress(psutil.NoSuchProcess):  # it ended since
+                process.kill()
         (left,) = nodes.keys() - {"head"}
         assert node_of("SamplerActor", {left: nodes[left]}, command) == left
         status, output = finish(command)
