@@ -1,4 +1,4 @@
-"""The demo: its task, its tokenizer, and the base in the repository."""
+"""The demos: their tasks, the tokenizer, and the base in the repository."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import pytest
 import sentencepiece
 from safetensors.numpy import load_file
 
-from launch.demo import task
+from configs.load import load_config
+from launch.demo import queues, task
 from launch.demo.task import ErrorRates, Problem, solution
 from launch.demo.tiny import TAGS, write_tokenizer
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from tests.launch.cluster_fixtures import PROJECT
+from tests.launch.small_run import write_rows
 
 BASE = PROJECT / "launch" / "demo" / "tiny_gemma3"
 
@@ -77,3 +79,33 @@ def test_the_base_can_be_made_again(tmp_path: Path):
     made, kept = (load_file(folder / "model.safetensors") for folder in (tmp_path, BASE))
     assert {name: x.shape for name, x in made.items()} == {n: x.shape for n, x in kept.items()}
     assert read_tokenizer(tmp_path).vocab_size == 512
+
+
+# --- the task of `make gemma`
+
+
+def test_the_queues_and_their_template_are_those_of_the_repository(tmp_path: Path) -> None:
+    for file in queues.write_splits(tmp_path, seed=0):
+        assert file.read_bytes() == (PROJECT / "launch/demo/queues" / file.name).read_bytes()
+    config = load_config(PROJECT / "configs" / "gemma3_270m_cpu.toml")
+    assert config.prompt.template == queues.template(3)
+
+
+def test_kinds_of_answers_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"queue": "Eva, Jim, Ruth, Mark", "name": "Jim", "answer": "Ruth"}
+    test = tmp_path / "test.jsonl"
+    write_rows(test, [row] * 4)
+    config = {"data": {"test": {"path": str(test)}}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "rollouts").mkdir()
+    for when, answers in (
+        ("before", ["Ruth", "Eva", "Kate", "Caylan"]),
+        ("after", ["Ruth", "Ruth", "Ruth", None]),
+    ):
+        lines = [{"prompt_id": n, "found": found} for n, found in enumerate(answers, start=1)]
+        write_rows(tmp_path / "rollouts" / f"test_{when}.jsonl", lines)
+    assert queues.main(["--answers", str(tmp_path)]) == 0
+    before, after = capsys.readouterr().out.splitlines()
+    for kind in ("right", "another of the queue", "another name", "no name"):
+        assert f"{kind} 25.0%" in before
+    assert after == "after: right 75.0%, no name 25.0% of 4"
