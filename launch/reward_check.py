@@ -113,11 +113,7 @@ async def _try(
     log: RewardLog,
     short: bool = False,
 ) -> Trial:
-    """Scores the probes.
-
-    Raises:
-        ValueError: if a function cannot be used, with a line for each.
-    """
+    """Scores the probes; a function that cannot be used is a mistake."""
     async with RewardHost(config.rewards, log=log) as host:
         facts = await host.start()
         check_columns(facts, scored_splits(config, data))
@@ -134,12 +130,7 @@ def _probes(config: Config, data: LoadedData, *, rows: int, form: str | None = N
 
 
 def _read_cases(path: Path, config: Config, data: LoadedData) -> list[tuple[Case, Probe]]:
-    """Reads the cases.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: with a line for each mistake in it.
-    """
+    """Reads the cases; the errors name the file and the lines with mistakes."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -169,15 +160,6 @@ def _figures(trial: Trial, findings: Sequence[Finding], per_step: int) -> dict[s
         "completions": len(trial.scored),
         "has_references": REFERENCE in by_name,
         "rollouts_per_step": per_step,
-        "parts": [
-            {
-                "name": part.name,
-                "function": part.function,
-                "form": trial.facts[part.name].kind,
-                "weight": part.weight,
-            }
-            for part in trial.rewards.functions
-        ],
         "probes": [
             {"name": name, "kind": own[0].probe.kind, "n": len(own), "columns": _columns(own)}
             for name, own in by_name.items()

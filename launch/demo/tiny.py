@@ -89,11 +89,7 @@ def batches(
 def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
     """Trains all parameters on solutions with mistakes and writes the model folder `out`.
 
-    Args:
-        draft: folder with `config.json` and the tokenizer's files.
-        out: an existing, empty folder.
-        seed: of the data and the initial parameters.
-        steps: optimizer updates.
+    `draft` has `config.json` and the tokenizer's files; `out` exists and is empty.
     """
     mesh = make_mesh(jax.devices()[:1])
     policy = make_policy(draft, dtype="float32", lora=Lora(rank=1), mesh=mesh)
