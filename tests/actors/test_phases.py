@@ -93,8 +93,8 @@ def test_phases_of_a_learner(tmp_path: Path, now: FakeClock, monkeypatch: pytest
 @pytest.mark.slow
 def test_each_micro_batch_of_an_update_is_progress(monkeypatch: pytest.MonkeyPatch):
     """A run whose update has many is not taken for one that hangs."""
-    seen, progress = list[None](), PhaseClock.progress
-    monkeypatch.setattr(PhaseClock, "progress", lambda clock: (seen.append(None), progress(clock)))
+    seen = list[PhaseClock]()
+    monkeypatch.setattr(PhaseClock, "progress", seen.append)
     plan = {"placement": "split", "micro_batch_tokens": SIZES.micro_batch_tokens}
     actor = LearnerActor(tiny.make_config(plan=plan))
     give_model(actor, monkeypatch)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.__main__ import COMMANDS
 from launch.exits import EXIT_CLUSTER_LOST, Failure, exit_status
 from tests.launch.small_run import everything_below
 
@@ -61,6 +62,7 @@ for command in {[*HELP]}:
 print(json.dumps(found))
 """)
     assert done.stderr == ""
+    assert {*HELP, "bench"} == COMMANDS.keys()
     for command, (status, shown, heavy) in json.loads(done.stdout).items():
         assert (status or 0, heavy) == (0, ["asyncio"] if command == "train" else []), command
         assert f"python -m launch.{command} {HELP[command]}" in shown

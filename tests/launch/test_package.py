@@ -7,14 +7,12 @@ import subprocess
 import sys
 import tomllib
 from fnmatch import fnmatch
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from launch.__main__ import COMMANDS, main
+from launch.__main__ import main
 from launch.source import PACKAGES
-from tests.launch.test_commands import HEAVY
 
 PROJECT = Path(__file__).parents[2]
 SETTINGS = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -40,21 +38,6 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
-
-
-def test_help_lists_the_commands_and_loads_nothing_heavy(tmp_path: Path) -> None:
-    code = f"""
-import sys
-from launch.__main__ import main
-assert main(["--help"]) == 0
-print([name for name in {(*HEAVY, "pydantic")} if name in sys.modules])
-"""
-    done = python(tmp_path, "-c", code)
-    *shown, heavy = done.stdout.splitlines()
-    assert heavy == "[]", done.stderr
-    listed = [line.split()[0] for line in shown if line.startswith("  ")]
-    assert listed == list(COMMANDS)
-    assert all(find_spec(f"launch.{name}") for name in COMMANDS)
 
 
 def test_one_command_runs_the_others_and_names_the_nearest(

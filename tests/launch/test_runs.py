@@ -221,7 +221,7 @@ def is_open(process: psutil.Process) -> list[str]:
     found = []
     with suppress(psutil.NoSuchProcess):
         for one in process.net_connections("inet"):
-            private = one.laddr.ip in {"127.0.0.1", "::1", "::ffff:127.0.0.1"}  # type: ignore[union-attr]
-            if one.status == psutil.CONN_LISTEN and not (private and one.laddr.port != START_PORT):  # type: ignore[union-attr]
+            private = one.laddr.ip in {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+            if one.status == psutil.CONN_LISTEN and not (private and one.laddr.port != START_PORT):
                 found.append(f"{process.pid}: {one.laddr}")
     return found
