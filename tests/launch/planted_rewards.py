@@ -68,11 +68,6 @@ def named(completion: str) -> dict[str, float]:
     return {"length": min(len(completion), 10) / 10, "dots": float("." in completion)}
 
 
-def checksum(completion: str) -> float:
-    """Depends on every character: it varies for a model that is hardly trained, too."""
-    return float(sum(map(ord, completion)) % 7)
-
-
 def style(completion: str) -> float:
     return min(1.0, completion.count(" ") / 5)
 

@@ -137,7 +137,10 @@ MISTAKES = {
         (["moved/rollouts"], "neither a run folder nor a folder of runs"),
     ],
     "reward": [(["small.toml", "--cases=none.jsonl"], "command line: --cases: no file none.jsonl")],
-    "submit": [(["--no-wait"], "CONFIG.toml is missing")],
+    "submit": [
+        (["--no-wait"], "CONFIG.toml is missing"),
+        (["small.toml", "--dry-run"], "--dry-run: not possible for a job"),
+    ],
 }
 """By command: arguments, and a part of the message."""
 

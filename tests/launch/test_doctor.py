@@ -126,8 +126,7 @@ def test_a_good_host_can_run(good: Imitation):
 
 
 def closed(host: Imitation) -> None:
-    for number in (2, 5):
-        host.closed.add(f"{host.root}/dev/accel{number}")
+    host.closed |= {f"{host.root}/dev/accel{number}" for number in (2, 5)}
     host.given["uid"] = OTHER
 
 

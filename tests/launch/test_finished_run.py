@@ -112,10 +112,13 @@ def test_base_and_tuned_answer_side_by_side(head: Head, finished: Path):
 
 def test_an_export_after_training_equals_the_runs_own(head: Head, finished: Path, tmp_path: Path):
     out = tmp_path / "out"
-    status, output = head.run(*launch("export", f"{finished}@last", "--out", out))
+    status, output = head.run(
+        *launch("export", f"{finished}@last", "--out", out, "--format", "hf", "peft", "orbax")
+    )
     assert status == 0, output
-    assert "hf, peft: written and loaded back: log-probs of " in output
+    assert "hf, peft, orbax: written and loaded back: log-probs of " in output
     assert output.endswith(f"exported: {out}\n")
+    assert (out / "flax").is_dir()
     for file in ("model.safetensors", "adapter/adapter_model.safetensors", "config.json"):
         assert (out / file).read_bytes() == (finished / "export" / file).read_bytes(), file
 

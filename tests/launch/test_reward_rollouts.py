@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from configs.load import config_to_json, load_config
 from launch.reward import main
-from tests.launch.small_run import CONFIG, write_rows
+from tests.launch.small_run import write_rows
 
 PLANTED = Path(__file__).with_name("planted_rewards.py")
 CLOSENESS = f'{{ name = "close", function = "{PLANTED}:closeness" }}'
@@ -36,20 +35,13 @@ def record(step: int, sample: int, answer: int, reward: float | None) -> dict[st
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(moved: Path) -> Path:
     """The folder of a run with rollouts of two steps."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
-    (tmp_path / "small.toml").write_text(CONFIG, encoding="utf-8")
-    folder = tmp_path / "runs" / "small"
-    (folder / "rollouts").mkdir(parents=True)
-    config = config_to_json(load_config("small.toml"))
-    (folder / "config.json").write_text(config, encoding="utf-8")
     first = [record(1, 0, 7, 1.0), record(1, 1, 8, 0.0), record(1, 2, 90, 0.0)]
-    write_rows(folder / "rollouts/step_000001.jsonl", first)
+    write_rows(moved / "rollouts/step_000001.jsonl", first)
     second = [record(2, 0, 3, 0.0), record(2, 1, 90, 0.0), record(2, 2, 3, None)]
-    write_rows(folder / "rollouts/step_000002.jsonl", second)
-    return folder
+    write_rows(moved / "rollouts/step_000002.jsonl", second)
+    return moved
 
 
 def rescored(run: Path, part: str, *arguments: str, status: int = 0) -> dict[str, Any]:

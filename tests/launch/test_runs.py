@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
-from pipeline.compute.model.save import save_folder
 from pipeline.run.run_folder import RunFolder
-from tests import tiny
-from tests.demo_texts import write_tokenizer
 from tests.launch.cluster_fixtures import (
     DATA,
     PATIENCE_S,
@@ -49,11 +44,6 @@ PARTIAL = [
 ]
 START_PORT = 52365
 """Port of the agent of a `ray start`, without which it takes no jobs."""
-PLANTED = Path(__file__).with_name("planted_rewards.py")
-GEMMA4 = [
-    "--lora.targets=all",
-    f'--rewards.functions=[{{ name = "sum", function = "{PLANTED}:checksum" }}]',
-]
 AHEAD = [
     *("--rollout.ahead=one", "--learner.importance_cap=2"),
     *("--rollout.dynamic_sampling=capped", "--rollout.max_prompts_per_step=9"),
@@ -74,11 +64,9 @@ def journal(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [PARTIAL, AHEAD, GEMMA4])
+@pytest.mark.parametrize("how", [PARTIAL, AHEAD])
 def test_promise_3_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_path: Path, how):
     settings = ["--budget.steps=4", "--learner.updates_per_batch=2", *WARM, *how, *VALIDATED]
-    if how is GEMMA4:
-        settings.append(f"--model.path={tiny_gemma4(tmp_path / 'base')}")
     whole = write_config(tmp_path, name="whole")
     status, output = head.run(*train_command(whole, *settings))
     assert status == 0, output
@@ -115,48 +103,12 @@ def test_promise_3_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_path
     status, output = head.run(*train_command(killed, *settings))
     assert status == 0
     assert "is finished after 4 steps" in output
-    if how is GEMMA4:
-        check_learning(run)
-        check_exports(head, run, tmp_path / "export")
-
-
-def tiny_gemma4(folder: Path) -> Path:
-    """A random Gemma 4 with all features."""
-    draft, vocab = folder / "draft", {"vocab_size": 480, "vocab_size_per_layer_input": 480}
-    draft.mkdir(parents=True)
-    write_tokenizer(draft, gemma4=True)
-    settings = tiny.GEMMA4 | vocab
-    (draft / "config.json").write_text(json.dumps(tiny.hf_config(**settings)))
-    base = tiny.make_base(tiny.make_policy(**settings))
-    (folder / "model").mkdir()
-    params = {name: np.asarray(value) for name, value in base.items()}
-    save_folder(folder / "model", params, like=draft)
-    return folder / "model"
 
 
 def adapters(run: Path) -> dict[int, str]:
     """The hash of the adapter that was validated after each step."""
     entries = (entry for entry in journal(run) if entry["event"] == "evaluated")
     return {one["step"]: one["adapter_sha256"] for one in entries if one["name"] == "validation"}
-
-
-def check_learning(run: Path) -> None:
-    """Each GRPO step has groups with different rewards, and each step changes the adapter."""
-    _, *grpo = metrics(run)
-    assert all(row["reward/group_std"] > 0 and row["learner/grad_norm"] > 0 for row in grpo), grpo
-    assert len(set(adapters(run).values())) == 5  # before the first step, and after each of four
-
-
-def check_exports(head: Head, run: Path, out: Path) -> None:
-    """Exports and evaluates the last adapter; both commands compare with the policy of the run."""
-    export = [sys.executable, "-m", "launch.export", f"{run}@last", "--out", out]
-    status, output = head.run(*export, "--format", "hf", "peft", "orbax")
-    assert status == 0, output
-    assert "hf, peft, orbax: written and loaded back" in output
-    assert (out / "flax").is_dir()
-    evaluate = [sys.executable, "-m", "launch.evaluate", f"{run}@4"]
-    status, output = head.run(*evaluate)
-    assert status == 0, output
 
 
 def test_a_run_survives_deaths_and_a_hang_and_nothing_of_it_remains(finished: Path, tmp_path: Path):

@@ -18,14 +18,6 @@ VERSION = json.dumps({"version": "4", "ray_version": "2.60.0"})
 TRACEBACK = "Traceback (most recent call last):\n  File a.py\nValueError: the package is too large"
 
 
-def test_an_invalid_submission_is_refused_at_once(capsys: pytest.CaptureFixture[str]):
-    assert submit.main(["a.toml", "--dry-run"]) == 2
-    assert "--dry-run: not possible for a job" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match=r"^0$"):
-        submit.main(["a.toml", "--help"])
-    assert "usage: launch/submit.sh CONFIG.toml" in capsys.readouterr().out
-
-
 class Dashboard(BaseHTTPRequestHandler):
     """What Ray's dashboard answers, as recorded: the token that it asks for, and to a job."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -79,30 +79,25 @@ def ended(request_path: Path) -> Callable[..., RunFolder]:
     return make
 
 
-@pytest.mark.parametrize("kind", ["folder", pytest.param("s3", marks=pytest.mark.slow)])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.slow)])
+def mirror(
+    request: pytest.FixtureRequest, request_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """An empty mirror."""
+    folder = request_path.parent / "mirror"
+    folder.mkdir()
+    with s3_bucket(monkeypatch) if request.param == "s3" else nullcontext(str(folder)) as url:
+        yield url
+
+
 def test_promise_3_the_run_of_a_lost_host_is_fetched(
     request_path: Path,
     ended: Callable[..., RunFolder],
     started: list[Prepared],
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
+    mirror: str,
 ):
-    folder, mirror = ended(), f"{request_path.parent}/mirror"
-    with ExitStack() as stack:
-        if kind == "s3":
-            mirror = stack.enter_context(s3_bucket(monkeypatch))
-        else:
-            Path(mirror).mkdir()
-        fetched(request_path, folder, mirror, capsys)
-    assert (folder.summary or {})["steps"] == 3
-    assert started == []
-
-
-def fetched(
-    request_path: Path, folder: RunFolder, mirror: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Mirrors a finished run, loses its folder, and gives its command again."""
+    folder = ended()
     Copier(f"{mirror}/small").copy(Snapshot(folder.path))
     folder.path.rename(request_path.parent / "lost")
     command = [str(request_path), "--run.mirror", mirror]
@@ -113,13 +108,15 @@ def fetched(
     assert train.main(command) == 0
     said = capsys.readouterr().out.splitlines()
     assert [line.split(" ", 1)[0] for line in said] == ["fetching", str(folder.path)]
+    assert (folder.summary or {})["steps"] == 3
+    assert started == []
 
 
 def test_a_damaged_journal_is_reported_once(request_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = RunFolder.of(load_config(request_path))
     folder.create(load_config(request_path))
-    for _ in range(3):
-        folder.journal("started", wandb_id=None, data={}, elapsed_s=1.0)
+    folder.journal("started", wandb_id=None, data={}, elapsed_s=1.0)
+    folder.journal("ended")
     folder.write_summary({"ended": "finished", "steps": 3, "deadline_s": None})
     folder.close()
     journal = folder.path / "journal.jsonl"
