@@ -104,9 +104,7 @@ def test_the_learner_is_on_the_first_node_and_samplers_on_the_others(
     amounts: list[float], rooms: dict[str, float], places: str | None
 ):
     assert assign(amounts, rooms, learner=True) == (places and list(places))
-
-
-def test_without_a_learner_samplers_are_where_the_adapters_are():
+    # Without a learner samplers are where the adapters are.
     assert assign([4, 4, 4], {"a": 8, "b": 8}, learner=False) == ["a", "a", "b"]
 
 

@@ -282,11 +282,6 @@ def write_config(folder: Path, *, name: str) -> Path:
     return path
 
 
-def train_command(config: Path, *settings: str) -> list[str]:
-    """Returns the command line of `launch.train` for a configuration."""
-    return launch("train", config, *settings)
-
-
 def launch(name: str, *arguments: object) -> list[str]:
     """Returns the command line of a command."""
     return [sys.executable, "-m", f"launch.{name}", *map(str, arguments)]

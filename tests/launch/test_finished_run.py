@@ -17,7 +17,6 @@ from tests.launch.cluster_fixtures import (
     Head,
     below,
     launch,
-    train_command,
     write_config,
 )
 from tests.pipeline.run.wandb_files import WandbFiles
@@ -83,7 +82,7 @@ def test_a_colocated_run_on_two_devices_samples_the_same(
     settings += ["--plan.micro_batch_tokens=1664", "--plan.slots=none"]  # chosen by measurement
     # A harmful update is not exported: the best version is read from its file.
     settings += [*VALIDATED, "--learner.lr=1.0"]
-    status, output = head.run(*train_command(config, *settings))
+    status, output = head.run(*launch("train", config, *settings))
     assert status == 0, output
     colocated = tmp_path / "runs" / "colocated"
     texts = [

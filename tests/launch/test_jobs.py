@@ -14,9 +14,9 @@ from tests.launch.cluster_fixtures import (
     Head,
     check_time,
     finish,
+    launch,
     ray,
     submit,
-    train_command,
     wait_for_lines,
     write_config,
 )
@@ -120,7 +120,7 @@ def test_leased_tpus_without_a_tpu_are_refused(head, tmp_path):
     config = write_config(tmp_path, name="pretended")
     settings = ["--plan.platform", "tpu", "--plan.placement", "colocated"]
     settings += ["--plan.learner_devices", "4", "--plan.micro_batch_tokens", "3328"]
-    status, output = head.run(*train_command(config, *settings))
+    status, output = head.run(*launch("train", config, *settings))
     assert status == 2, output
     assert "needs 4 tpu device(s)" in output
     assert not (tmp_path / "runs").exists()

@@ -20,9 +20,9 @@ from tests.launch.cluster_fixtures import (
     check_time,
     family,
     finish,
+    launch,
     private_environment,
     start,
-    train_command,
     wait_for_events,
     wait_for_lines,
     write_config,
@@ -68,11 +68,11 @@ def journal(run):
 def test_promise_3_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_path: Path, how):
     settings = ["--budget.steps=4", "--learner.updates_per_batch=2", *WARM, *how, *VALIDATED]
     whole = write_config(tmp_path, name="whole")
-    status, output = head.run(*train_command(whole, *settings))
+    status, output = head.run(*launch("train", whole, *settings))
     assert status == 0, output
 
     killed = write_config(tmp_path, name="killed")
-    process = start(train_command(killed, *settings), private_environment())
+    process = start(launch("train", killed, *settings), private_environment())
     run = tmp_path / "runs" / "killed"
     wait_for_lines(run / "metrics.jsonl", 3, process)
     for one in family(process.pid):
@@ -81,7 +81,7 @@ def test_promise_3_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_path
     assert not (run / "summary.json").exists()
     assert RunFolder(run).recorded_used_s > 0
 
-    status, output = head.run(*train_command(killed, *settings))
+    status, output = head.run(*launch("train", killed, *settings))
     assert status == 0, output
     assert "resuming after step 2" in output
     assert summary(run)["resumed_from"] == 2
@@ -100,7 +100,7 @@ def test_promise_3_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_path
         path = f"rollouts/{name}.jsonl"
         assert (run / path).read_bytes() == (expected / path).read_bytes(), name
 
-    status, output = head.run(*train_command(killed, *settings))
+    status, output = head.run(*launch("train", killed, *settings))
     assert status == 0
     assert "is finished after 4 steps" in output
 
@@ -117,7 +117,7 @@ def test_a_run_survives_deaths_and_a_hang_and_nothing_of_it_remains(finished: Pa
     (tmp_path / "mirror").mkdir()
     settings = ["--budget.steps=4", "--checkpoint.every_steps=1", "--wandb.mode=disabled"]
     settings += [f"--run.mirror={tmp_path}/mirror", "--faults.stuck_s=20"]
-    process = start(train_command(config, *settings), private_environment())
+    process = start(launch("train", config, *settings), private_environment())
 
     def victim(role: str) -> psutil.Process:
         return below(process.pid, role)[0]
@@ -129,7 +129,7 @@ def test_a_run_survives_deaths_and_a_hang_and_nothing_of_it_remains(finished: Pa
         victim(role).suspend()
     process.kill()  # all end with it, also those that are stopped
     process.communicate(timeout=PATIENCE_S)
-    process = start(train_command(config, *settings), private_environment())
+    process = start(launch("train", config, *settings), private_environment())
     wait_for_events(run, "started", 2, process)
     victim("rewards.processes").kill()  # it is replaced, and the run goes on
     wait_for_lines(run / "metrics.jsonl", 1, process)

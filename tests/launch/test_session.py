@@ -62,15 +62,18 @@ class Session:
             tracking.choose_mode(config)[0],
         )
 
-    def run(self, *, started: float = 0.0) -> int:
-        config = self.prepared.config
-        session = self._session(started)
+    def run(self) -> int:
+        config, now = self.prepared.config, self.script.clock
+        clock = Clock(0.0, used_before_s=used_s(self.folder), now=now)
+        meter = RunMeter(self.folder, Hardware.of(config), PhaseClock())
+        console, tracker = Console(clock=clock), _tracker(self.prepared)
+        session = _Session(self.prepared, self.stop, clock, meter, tracker, Mirror(None), console)
         workers = Workers(
             samplers=[self.learner],
             learner=self.learner,
             scorer=self.scorer,
             config=config,
-            clock=session.clock,
+            clock=clock,
             stop=self.stop.event,
         )
         chosen = Chosen(first_sizes(config, self.folder.plan), 0.0, (), {})
@@ -80,14 +83,6 @@ class Session:
 
         with closing(self.folder):
             return asyncio.run(run())
-
-    def _session(self, started: float) -> _Session:
-        clock = Clock(started, used_before_s=used_s(self.folder), now=self.script.clock)
-        config = self.prepared.config
-        meter = RunMeter(self.folder, Hardware.of(config), PhaseClock())
-        console, tracker = Console(clock=clock), _tracker(self.prepared)
-        mirror = Mirror(None)
-        return _Session(self.prepared, self.stop, clock, meter, tracker, mirror, console)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return list(self.folder.events(kind))

@@ -16,11 +16,11 @@ from tests.launch.cluster_fixtures import (
     below,
     family,
     finish,
+    launch,
     running_head,
     running_node,
     start_submission,
     submit,
-    train_command,
     wait_for_events,
     wait_until,
     write_config,
@@ -71,7 +71,7 @@ def test_a_run_survives_the_death_of_a_samplers_node(head: Head, tmp_path: Path)
         running_node(head, tmp_path / "third") as third,
     ):
         nodes = {"head": head.process, "second": second, "third": third}
-        command = head.start(*train_command(config, "--budget.steps=1"))
+        command = head.start(*launch("train", config, "--budget.steps=1"))
         assert node_of("LearnerActor", nodes, command) == "head"
         dying = node_of("SamplerActor", nodes, command)
         assert dying != "head"
