@@ -41,13 +41,8 @@ def spawn(
 ) -> Any:
     """Starts a Ray actor of a plain class with the lease's resources; Ray itself never restarts it.
 
-    Args:
-        cls: the class.
-        args: of its constructor.
-        lease: resources and environment.
-        name: shown by Ray's tools; unique in this process's job.
-        strategy: Ray's scheduling strategy; None: any node with free resources.
-        threads: of the actor.
+    `name` is shown by Ray's tools, and unique in this process's job. Without a strategy the actor
+    is on any node with free resources.
     """
     resources = dict(lease.resources)
     options = {

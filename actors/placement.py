@@ -80,10 +80,8 @@ def assign(
     The learner is on the first node, whose disk has the run folder; samplers are spread over the
     others, and the rest of them is on the first node, too. Without a learner that node comes first.
 
-    Args:
-        amounts: devices of each process, the learner's first.
-        rooms: devices of each node, first that of this process.
-        learner: whether there is a learner.
+    `amounts` are the devices of each process, the learner's first; `rooms` those of each node,
+    first that of this process.
 
     Returns:
         A key of `rooms` for each process; None if there is no room for all.
@@ -108,15 +106,8 @@ class Reservation:
 
     Ray removes it when this process ends, if it was not released before.
 
-    Args:
-        name: shown to other commands that wait for these devices.
-        leases: one per process, the learner's first; all of the same kind of device.
-        learner: whether there is a learner.
-
-    Attributes:
-        group: the placement group, which may be waiting for devices.
-        resource: Ray's name of the devices.
-        amount: of all processes.
+    `name` is shown to other commands that wait for these devices; `leases` has one for each
+    process, the learner's first. `group` may be waiting for devices; `amount` is that of all.
     """
 
     def __init__(self, name: str, leases: Sequence[Lease], *, learner: bool = True) -> None:

@@ -45,14 +45,14 @@ def packages(host: Host, config: Config | None) -> Finding:
     kind = config.plan.platform if config else "tpu" if host.chips() else "cpu"
     required = [Requirement("jax")]
     if host.version("gemma-grpo"):  # the project also runs from its sources
-        required += map(Requirement, metadata.requires("gemma-grpo") or ())
-    if host.version("jax"):
+        ours = map(Requirement, metadata.requires("gemma-grpo") or ())
+        required += [one for one in ours if one.marker is None]
+    if host.version("jax") and kind == "tpu":
         of_jax = map(Requirement, metadata.requires("jax") or ())
-        required += [one for one in of_jax if one.name == _TPU_ONLY and kind == "tpu"]
+        required += [one for one in of_jax if one.name == _TPU_ONLY]
     wrong = [
         f"{one.name} {found or 'is missing'}, needed: {one.specifier or 'any'}"
         for one in required
-        if one.marker is None or one.name == _TPU_ONLY
         if (found := host.version(one.name)) is None or found not in one.specifier
     ]
     if wrong:

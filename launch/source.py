@@ -46,7 +46,7 @@ def copy_source(upload: Path) -> None:
 def copy_user_files(functions: Collection[str], folder: Path, upload: Path) -> None:
     """Copies what reward functions may import; nothing for those of the project.
 
-    Of a file or package that is missing the dry run tells. `folder` is the current one.
+    `folder` is the current one. The dry run reports what is missing.
 
     Raises:
         ValueError: if a folder has too many Python files.

@@ -288,8 +288,10 @@ def _follow(client: JobSubmissionClient, job: str, address: str) -> int:
         ) from None
     if info.status == JobStatus.SUCCEEDED:
         return 0
-    say(f"job {job}: {str(info.status).lower()}: {info.message}", file=sys.stderr)
-    return info.driver_exit_code or EXIT_FAILED
+    code = info.driver_exit_code
+    why = f"with exit status {code}" if code else info.message or ""
+    say(f"job {job}: {str(info.status).lower()} {why}", file=sys.stderr)
+    return code or EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def train_tokenizer(
     word with a leading space and one without are different pieces. Remaining ids are filled with
     `<unused99>` and so on, as in Gemma's own vocabulary.
 
-    `whole` are strings that become one piece each, from id 108 on; `vocab_size` pieces suffice for
+    `whole` are strings that become one piece each, from id 108 on. `vocab_size` must be enough for
     special tokens, bytes and characters.
     """
     symbols = (*SPECIAL_PIECES, *whole)
