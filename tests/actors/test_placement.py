@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from ray.util.placement_group import PlacementGroup
 
 from actors import placement
 from actors.placement import (
@@ -25,7 +22,6 @@ from actors.placement import (
 )
 from configs.schema import Plan
 from pipeline.compute.devices import malloc_environment
-from pipeline.protocols import WorkerDied
 from pipeline.run.cache_folder import CACHE_VARIABLE
 
 
@@ -184,21 +180,3 @@ def test_processes_are_requested_in_their_order_with_the_nodes_that_they_may_be_
     assert (request["bundles"], request["strategy"]) == ([{"TPU": 4}, {"TPU": 2}], strategy)
     places = [selector["ray.io/node-id"] for selector in request["bundle_label_selector"]]
     assert places == labels.split()
-
-
-def test_a_reservation_waits_for_its_devices_unless_a_node_ends(monkeypatch: pytest.MonkeyPatch):
-    """Ray notices the end of a node with a delay: a run that starts meanwhile counts on it."""
-    cluster, is_free = Ray(monkeypatch, 8, 8), asyncio.Event()
-    monkeypatch.setattr(placement, "_POLL_S", 0.001)
-    found = cluster.reserve(4, 4)
-    found.group = cast("PlacementGroup", SimpleNamespace(ready=is_free.wait))
-
-    async def wait() -> None:
-        asyncio.get_running_loop().call_later(0.01, is_free.set)
-        await found.placed()
-
-    asyncio.run(wait())
-    found.group = cast("PlacementGroup", SimpleNamespace(ready=asyncio.Event().wait))
-    cluster.total = (8,)
-    with pytest.raises(WorkerDied, match=r"^devices: a node of the cluster is gone$"):
-        asyncio.run(found.placed())
