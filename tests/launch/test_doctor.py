@@ -205,15 +205,6 @@ def test_a_host_with_a_defect_is_told_its_cause_and_remedy(
     assert all(one.remedy for one in found if one.state != "ok")
 
 
-def test_given_chips_replace_the_count_of_ray(good: Imitation):
-    good.given["ray_chips"] = 0
-    good.settings["run.tpu_chips"] = "8"
-    found = examined(good)
-    (count,) = (one.finding for one in found if one.check == "Ray's count")
-    assert count == "Ray counts 0 chips; run.tpu_chips = 8 replaces that"
-    assert doctor.can_run(found)
-
-
 def test_what_does_not_prevent_a_run_is_a_note(good: Imitation, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(good.root / "none"))
