@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import signal
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,8 +21,8 @@ from launch.exits import EXIT_DIED, EXIT_FAILED, Failure
 from launch.flags import SUPERVISOR
 from pipeline.run.folder_lock import LockedFolder
 
-_MAX_PARENT_BYTES = 23
-"""Longest parent folder: Ray's Unix sockets add up to 80 bytes; 103 fit on macOS, 107 on Linux."""
+_PARENT = Path("/tmp")
+"""As Ray itself: its Unix sockets add up to 80 bytes to the folder's path, and 107 fit."""
 
 
 @contextmanager
@@ -40,7 +39,7 @@ def private_cluster(**settings: Any) -> Iterator[None]:
         Failure: if Ray does not start.
     """
     # This folder has mode 0700. Ray makes its own folder inside readable to everybody.
-    folder = LockedFolder(_short_folder(), prefix="grpo-")
+    folder = LockedFolder(_PARENT, prefix="grpo-")
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         # For all clusters of this process: Ray reads it only once.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -91,9 +90,3 @@ def _any_agent_port() -> Iterator[None]:
         yield
     finally:
         parameter.RayParams = original
-
-
-def _short_folder() -> Path:
-    """Returns the folder of temporary files, or /tmp if its path is too long for sockets."""
-    default = tempfile.gettempdir()
-    return Path(default if len(os.fsencode(default)) <= _MAX_PARENT_BYTES else "/tmp")

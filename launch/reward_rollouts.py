@@ -129,7 +129,6 @@ def _rescored(
         "prompt": given.prompt,
         "answer": given.answer,
         "extracted": found,
-        "stop_reason": given.stop_reason,
         "text": given.completion,
     }
     return _Rescored(
