@@ -44,10 +44,6 @@ HELP = {
 """The usage of each command."""
 
 
-LONGEST_HELP = 45
-"""Lines of a help, in 80 columns; a screen."""
-
-
 def test_help_loads_nothing_heavy():
     done = python(f"""
 import contextlib, importlib, io, json, sys
@@ -66,7 +62,7 @@ print(json.dumps(found))
     for command, (status, shown, heavy) in json.loads(done.stdout).items():
         assert (status or 0, heavy) == (0, ["asyncio"] if command == "train" else []), command
         assert f"python -m launch.{command} {HELP[command]}" in shown
-        assert len(shown.splitlines()) <= LONGEST_HELP, command
+        assert len(shown.splitlines()) <= 45, command  # a screen of 80 columns
 
 
 def test_an_error_has_its_exit_status_and_one_line(capsys: pytest.CaptureFixture[str]):

@@ -40,13 +40,6 @@ if "launch.train" in sys.orig_argv:
 """Connects a run to the node named NODE; on another host it would be the only one there."""
 
 
-def on(node: str, folder: Path) -> dict[str, str]:
-    """Variables with which a run's process, or those of a Ray, connect to a node."""
-    folder.mkdir(exist_ok=True)
-    (folder / "sitecustomize.py").write_text(ON)
-    return {"NODE": node, "PYTHONPATH": str(folder)}
-
-
 def node_of(name: str, nodes: dict[str, int], command: subprocess.Popen[str]) -> str:
     """Waits for the process of an actor; returns its node, of those given with their pids."""
     found = list[str]()
@@ -92,10 +85,13 @@ def test_a_job_runs_on_a_node_with_the_devices_where_the_head_has_none(tmp_path:
     """The usual form of KubeRay and `ray up`; the run's process reserves nothing itself."""
     config, run = write_config(tmp_path, name="placed"), tmp_path / "runs" / "placed"
     settings = ["--budget.steps=1", "--wandb.mode=disabled"]
-    second = tmp_path / "second"
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(ON)
+    variables = {"NODE": "second", "PYTHONPATH": str(site)}
     with (
         running_head(cpus=0) as head,
-        running_node(head, second, cpus=2, **on("second", tmp_path / "site")) as node,
+        running_node(head, tmp_path / "second", cpus=2, **variables) as node,
     ):
         nodes = {"head": head.process, "second": node}
         status, output = submit(head, config, *settings, "--node=10.9.8.7", folder=tmp_path)
