@@ -41,8 +41,7 @@ def spawn(
 ) -> Any:
     """Starts a Ray actor of a plain class with the lease's resources; Ray itself never restarts it.
 
-    `name` is shown by Ray's tools, and unique in this process's job. Without a strategy the actor
-    is on any node with free resources.
+    `name` is shown by Ray's tools, and unique in this process's job.
     """
     resources = dict(lease.resources)
     options = {

@@ -47,10 +47,7 @@ class Handle:
 
     Exceptions are the actor's own; a `WorkerDied` is raised if its process died. An adapter travels
     through Ray's object store, from actor to actor; the driver holds only a reference to it.
-
-    Args:
-        actor: the Ray actor.
-        name: of the process, in messages.
+    `name` is that of the process, in messages.
     """
 
     def __init__(self, actor: Any, name: str) -> None:

@@ -100,10 +100,7 @@ class ModelActor(ABC):
     def find_model(self) -> str:
         """Finds model, tokenizer and `lora.start` on this node; does not start JAX.
 
-        A model of a hub is downloaded, if necessary.
-
-        Returns:
-            The fingerprint of the weights.
+        A model of a hub is downloaded, if necessary. Returns the fingerprint of the weights.
 
         Raises:
             FileNotFoundError: if they are missing, and cannot be downloaded.

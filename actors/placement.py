@@ -203,10 +203,7 @@ def count_devices(name: str, *, given: int | None = None) -> int:
 
 
 def shortage(plan: Plan, nodes: Sequence[Node], *, learner: bool = True) -> str | None:
-    """Returns why a cluster can never hold the plan; None if it can.
-
-    The first of `nodes` is that of this process.
-    """
+    """Returns why nodes, of which the first is this process's, can never hold the plan, or None."""
     name, amounts = _amounts(plan, learner=learner)
     rooms = {str(node): node.resources.get(name, 0.0) for node in nodes}
     if assign(amounts, rooms, learner=learner) is not None:
