@@ -35,11 +35,6 @@ class ColocatedActor(LearnerActor, SamplerActor):
 
     @during("sync")
     def load(self, version: int, payload: Any) -> str:
-        """Sets the learner's adapter as the sampler's; returns its hash.
-
-        Args:
-            version: of the adapter.
-            payload: `which`, as `publish` returned it.
-        """
+        """Sets the learner's adapter `payload`, as `publish` returned it, as the sampler's."""
         adapter, _ = self.adapter_of(payload)
         return self.set_adapter(adapter, version=version)

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 class ExporterActor:
     """Exports one checkpoint; a plain class that `actors.groups` runs as a Ray actor.
 
-    Args:
-        config: of model and scoring; `lora.start` is the adapter.
-        described: the run's configuration, for the model card.
-        examples: completions whose log-probs are compared; empty: no verification.
+    `config.lora.start` is the adapter, `described` the run's configuration, for the model card.
+    Without examples, whose log-probs are compared, nothing is verified.
     """
 
     def __init__(self, config: Config, described: Config, examples: Sequence[Completion]) -> None:

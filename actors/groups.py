@@ -41,13 +41,7 @@ def spawn(
 ) -> Any:
     """Starts a Ray actor of a plain class with the lease's resources; Ray itself never restarts it.
 
-    Args:
-        cls: the class.
-        args: of its constructor.
-        lease: resources and environment.
-        name: shown by Ray's tools; unique in this process's job.
-        strategy: Ray's scheduling strategy; None: any node with free resources.
-        threads: of the actor.
+    `name` is shown by Ray's tools, and unique in this process's job.
     """
     resources = dict(lease.resources)
     options = {
@@ -70,12 +64,7 @@ the arguments of the constructor."""
 
 @dataclass(frozen=True)
 class DeviceActors:
-    """Ray actors that get their devices together or not at all.
-
-    Attributes:
-        devices: the reservation of their devices.
-        workers: the processes.
-    """
+    """Ray actors that get their devices together or not at all."""
 
     devices: Reservation
     workers: Sequence[Handle]
@@ -116,12 +105,8 @@ def _spawn_together(
 ) -> tuple[Reservation, list[tuple[Any, str]]]:
     """Requests processes from Ray; they get devices in their order, and may have to wait.
 
-    Returns the devices, and the arguments of a `Handle` for each process.
-
-    Args:
-        config: of the run.
-        processes: what runs on the devices.
-        learner: whether the first has to be on the node of this process.
+    Returns the devices, and the arguments of a `Handle` for each process. With a learner the first
+    process is on the node of this one.
     """
     leases = [lease(config.plan, count) for _, count, _, _ in processes]
     devices = Reservation(_run_name(config), leases, learner=learner)
@@ -155,11 +140,7 @@ def _samplers(config: Config) -> list[Process]:
 
 @dataclass(frozen=True)
 class SamplerActors(ModelActors):
-    """The sampler processes of a command that does not train.
-
-    Attributes:
-        samplers: one per actor.
-    """
+    """The sampler processes of a command that does not train."""
 
     samplers: Sequence[SamplerHandle]
 
@@ -194,13 +175,7 @@ class ExportActors(DeviceActors):
 
 @dataclass(frozen=True)
 class RunActors(ModelActors):
-    """All processes of a training run.
-
-    Attributes:
-        samplers: in a colocated run, the learner's process.
-        learner: the learner's process.
-        scorer: hosts the reward processes.
-    """
+    """All processes of a training run; in a colocated one sampler and learner are the same."""
 
     samplers: Sequence[SamplerHandle]
     learner: LearnerHandle

@@ -47,10 +47,7 @@ class Handle:
 
     Exceptions are the actor's own; a `WorkerDied` is raised if its process died. An adapter travels
     through Ray's object store, from actor to actor; the driver holds only a reference to it.
-
-    Args:
-        actor: the Ray actor.
-        name: of the process, in messages.
+    `name` is that of the process, in messages.
     """
 
     def __init__(self, actor: Any, name: str) -> None:
@@ -89,13 +86,7 @@ class ModelHandle(Handle):
     """A process that holds the model; see `actors.model_actor.ModelActor`."""
 
     async def find_model(self) -> str:
-        """Finds the model's files on the process's node; returns the fingerprint of the weights.
-
-        Raises:
-            FileNotFoundError: if they are missing; names the node, as all errors.
-            ValueError: if they cannot be used, or downloaded.
-            WorkerDied: if the process dies.
-        """
+        """See `actors.model_actor.ModelActor.find_model`; errors name the node."""
         try:
             return await self._call(ModelActor.find_model)
         except (FileNotFoundError, ValueError) as error:

@@ -31,7 +31,7 @@ PROBE_VERSION = -1
 
 
 class LearnerActor(ModelActor):
-    """Hosts the learner."""
+    """Hosts the learner; see `pipeline.protocols.Learner`. Out of memory raises `OutOfMemory`."""
 
     role: Role = "learner"
 
@@ -91,7 +91,6 @@ class LearnerActor(ModelActor):
 
         Raises:
             ValueError: if it cannot be read, or the teacher has changed.
-            OutOfMemory: if a checkpoint does not fit into memory.
         """
         where = f"{RunFolder.of(self.config).checkpoints} on host {socket.gethostname()}"
         with self.phases.during("checkpoint"):
@@ -117,7 +116,6 @@ class LearnerActor(ModelActor):
 
         Raises:
             FileNotFoundError: if `which` is "best" and no best adapter was saved.
-            OutOfMemory: if the adapter does not fit into memory.
         """
         import jax
 
@@ -129,39 +127,23 @@ class LearnerActor(ModelActor):
 
     @during("score")
     def score(self, completions: Sequence[Completion], *, which: AdapterRef) -> list[np.ndarray]:
-        """Returns the log-probs of the completions' tokens.
-
-        Raises:
-            OutOfMemory: if a micro-batch does not fit into memory.
-        """
+        """Returns the log-probs of the completions' tokens."""
         adapter, _ = self.adapter_of(which)
         return self.learner.score(completions, adapter=adapter)
 
     @during("update")
     def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
-        """See `pipeline.compute.learner.learner.Learner.sft_update`.
-
-        Raises:
-            OutOfMemory: if a micro-batch does not fit into memory; the state may be lost.
-        """
+        """See `pipeline.compute.learner.learner.Learner.sft_update`."""
         return self.learner.sft_update(sequences)
 
     @during("update")
     def update(self, rollouts: Sequence[Rollout], *, rate: float | None = None) -> dict[str, float]:
-        """See `pipeline.compute.learner.learner.Learner.update`.
-
-        Raises:
-            OutOfMemory: if a micro-batch does not fit into memory; the state may be lost.
-        """
+        """See `pipeline.compute.learner.learner.Learner.update`."""
         return self.learner.update(rollouts, rate=rate)
 
     @during("update")
     def micro_batch_s(self) -> float:
-        """See `pipeline.compute.learner.learner.Learner.micro_batch_s`.
-
-        Raises:
-            OutOfMemory: if a micro-batch does not fit into memory.
-        """
+        """See `pipeline.compute.learner.learner.Learner.micro_batch_s`."""
         return self.learner.micro_batch_s()
 
     def needs(self) -> dict[WorkerPhase, dict[str, int]]:
@@ -213,11 +195,7 @@ class LearnerActor(ModelActor):
     def export(
         self, folder: str, examples: Sequence[Completion], *, which: AdapterRef
     ) -> ExportReport:
-        """See `pipeline.compute.learner.export.Exporter.export`.
-
-        Raises:
-            OutOfMemory: if the export does not fit into memory; the folder is unchanged.
-        """
+        """See `pipeline.compute.learner.export.Exporter.export`."""
         adapter, version = self.adapter_of(which)
         return self.exporter.export(Path(folder), adapter, version=version, examples=examples)
 

@@ -59,12 +59,7 @@ def during(phase: WorkerPhase) -> Callable[[Method[A, P, T]], Method[A, P, T]]:
 class ModelActor(ABC):
     """Base of the classes that `actors.groups` runs as Ray actors of a run.
 
-    Attributes:
-        role: whose devices the process opens.
-        requested: the configuration of the run.
-        config: the same with the chosen sizes.
-        opening: the model; None: not opened yet.
-        phases: what the process does.
+    `requested` is the configuration of the run, `config` the same with the chosen sizes.
     """
 
     role: Role
@@ -105,10 +100,7 @@ class ModelActor(ABC):
     def find_model(self) -> str:
         """Finds model, tokenizer and `lora.start` on this node; does not start JAX.
 
-        A model of a hub is downloaded, if necessary.
-
-        Returns:
-            The fingerprint of the weights.
+        A model of a hub is downloaded, if necessary. Returns the fingerprint of the weights.
 
         Raises:
             FileNotFoundError: if they are missing, and cannot be downloaded.

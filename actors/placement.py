@@ -37,12 +37,7 @@ _DIGITS = 12
 
 @dataclass(frozen=True)
 class Lease:
-    """Resources and environment of one process.
-
-    Attributes:
-        resources: amounts by Ray's resource names.
-        variables: environment of the process.
-    """
+    """Resources of one process, by Ray's names, and its environment."""
 
     resources: Mapping[str, float]
     variables: Mapping[str, str]
@@ -50,14 +45,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster that is alive.
-
-    Attributes:
-        ident: Ray's id.
-        host: name of the machine.
-        address: its IP address.
-        resources: total amounts by Ray's resource names.
-    """
+    """A machine of the cluster that is alive: Ray's id, names, total amounts by Ray's resources."""
 
     ident: str
     host: str
@@ -92,10 +80,8 @@ def assign(
     The learner is on the first node, whose disk has the run folder; samplers are spread over the
     others, and the rest of them is on the first node, too. Without a learner that node comes first.
 
-    Args:
-        amounts: devices of each process, the learner's first.
-        rooms: devices of each node, first that of this process.
-        learner: whether there is a learner.
+    `amounts` are the devices of each process, the learner's first; `rooms` those of each node,
+    first that of this process.
 
     Returns:
         A key of `rooms` for each process; None if there is no room for all.
@@ -120,15 +106,8 @@ class Reservation:
 
     Ray removes it when this process ends, if it was not released before.
 
-    Args:
-        name: shown to other commands that wait for these devices.
-        leases: one per process, the learner's first; all of the same kind of device.
-        learner: whether there is a learner.
-
-    Attributes:
-        group: the placement group, which may be waiting for devices.
-        resource: Ray's name of the devices.
-        amount: of all processes.
+    `name` is shown to other commands that wait for these devices; `leases` has one for each
+    process, the learner's first. `group` may be waiting for devices; `amount` is that of all.
     """
 
     def __init__(self, name: str, leases: Sequence[Lease], *, learner: bool = True) -> None:
@@ -216,12 +195,7 @@ def detected_devices(name: str) -> int:
 
 
 def count_devices(name: str, *, given: int | None = None) -> int:
-    """Returns how many devices a private cluster on this machine has.
-
-    Args:
-        name: Ray's name of the devices.
-        given: their number, where Ray's count is replaced.
-    """
+    """How many devices a private cluster here has; `given` replaces Ray's own count."""
     count = detected_devices(name) if given is None else given
     manager = get_accelerator_manager_for_resource(name)
     visible = manager.get_current_process_visible_accelerator_ids()
@@ -229,43 +203,23 @@ def count_devices(name: str, *, given: int | None = None) -> int:
 
 
 def shortage(plan: Plan, nodes: Sequence[Node], *, learner: bool = True) -> str | None:
-    """Returns why a cluster can never hold the plan; None if it can.
-
-    Args:
-        plan: of the run.
-        nodes: of the cluster, first that of this process.
-        learner: whether there is a learner.
-    """
+    """Returns why nodes, of which the first is this process's, can never hold the plan, or None."""
     name, amounts = _amounts(plan, learner=learner)
     rooms = {str(node): node.resources.get(name, 0.0) for node in nodes}
     if assign(amounts, rooms, learner=learner) is not None:
         return None
-    needs = f"plan.platform = {plan.platform!r} needs"
-    home, *others = rooms
-    if not others:
-        return (
-            f"{needs} {sum(amounts):g} {name} in the cluster, which has {rooms[home]:g}; no other "
-            "kind of device is used instead"
+    there = ", ".join(f"{node} has {room:g}" for node, room in rooms.items())
+    remedy = "add a node, or reduce plan.samplers or plan.sampler_devices"
+    if learner and (homes := _homes(plan, nodes)):
+        label = json.dumps({NODE_LABEL: homes[0].ident})
+        remedy = (
+            f"start it on {homes[0]}: with launch/submit.sh, or with ray job submit "
+            f"--entrypoint-label-selector '{label}'"
         )
-    if learner and amounts[0] > rooms[home]:
-        remedy = "add a node that has them"
-        if homes := _homes(plan, nodes):
-            label = json.dumps({NODE_LABEL: homes[0].ident})
-            remedy = (
-                f"start it on {homes[0]}: with launch/submit.sh, or with ray job submit "
-                f"--entrypoint-label-selector '{label}'"
-            )
-        return (
-            f"{needs} {amounts[0]:g} {name} for the learner on {home}, which runs this command and "
-            f"has {rooms[home]:g}; {remedy}"
-        )
-    if learner:
-        rooms[home] -= amounts[0]
-    left = ", ".join(f"{node} has {room:g}" for node, room in rooms.items())
-    beside = " beside the learner" if learner else ""
+    first = ", the learner's on that of this command" if learner else ""
     return (
-        f"{needs} {amounts[-1]:g} {name} on one node for each of {plan.num_samplers} samplers"
-        f"{beside}; {left}; add a node, or reduce plan.samplers or plan.sampler_devices"
+        f"plan.platform = {plan.platform!r} needs {' + '.join(f'{one:g}' for one in amounts)} "
+        f"{name}, those of a process on one node{first}; {there}; {remedy}"
     )
 
 

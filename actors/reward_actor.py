@@ -14,12 +14,7 @@ from rewards.processes.parent import end_with_parent
 
 
 class RewardActor:
-    """A `RewardHost`; a plain class that `actors.groups` runs as a Ray actor.
-
-    Args:
-        rewards: functions, number of processes, limits.
-        log: path of `rewards.log`.
-    """
+    """A `RewardHost`; a plain class that `actors.groups` runs as a Ray actor."""
 
     def __init__(self, rewards: Rewards, log: str) -> None:
         end_with_parent()

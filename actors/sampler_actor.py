@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SamplerActor(ModelActor):
-    """Hosts the rollout engine."""
+    """Hosts the rollout engine. Out of memory raises `OutOfMemory`."""
 
     role: Role = "sampler"
 
@@ -81,11 +81,7 @@ class SamplerActor(ModelActor):
 
     @during("sync")
     def load(self, version: int, payload: Mapping[str, np.ndarray]) -> str:
-        """Loads an adapter; returns the hash of the adapter on the devices.
-
-        Raises:
-            OutOfMemory: if the adapter does not fit into memory.
-        """
+        """Loads an adapter; returns the hash of the adapter on the devices."""
         return self.set_adapter(self.policy.place_adapter(payload), version=version)
 
     def set_adapter(self, adapter: Params, *, version: int) -> str:
@@ -124,11 +120,7 @@ class SamplerActor(ModelActor):
         temperature: float,
         min_finished: int | None = None,
     ) -> list[Completion]:
-        """See `pipeline.compute.decode.engine.Engine.generate`.
-
-        Raises:
-            OutOfMemory: if the slots do not fit into memory.
-        """
+        """See `pipeline.compute.decode.engine.Engine.generate`."""
         self._finished.clear()  # those of a call that failed
         return self.engine.generate(
             requests,
@@ -147,11 +139,7 @@ class SamplerActor(ModelActor):
 
     @during("generate")
     def sampler_times(self) -> SamplerTimes:
-        """See `pipeline.compute.decode.timing.sampler_times`.
-
-        Raises:
-            OutOfMemory: if the slots do not fit into memory.
-        """
+        """See `pipeline.compute.decode.timing.sampler_times`."""
         return self.engine.times(self.weights.base, self.weights.adapter)
 
     def needs(self) -> dict[WorkerPhase, dict[str, int]]:

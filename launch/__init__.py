@@ -8,13 +8,6 @@ it would not be found. In both cases it becomes the last.
 import sys
 from pathlib import Path
 
-if sys.version_info < (3, 11):  # noqa: UP036  # images of TPU hosts have older ones
-    sys.exit(
-        f"gemma-grpo needs Python 3.11 or 3.12, and {sys.executable} is "
-        f"{'.'.join(map(str, sys.version_info[:2]))}: make install-tpu makes an environment, with "
-        "PYTHON=/path/to/python if it finds no other"
-    )
-
 _CURRENT = Path.cwd()
 if not sys.flags.safe_path and Path(__file__).resolve().parents[1] != _CURRENT:
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _CURRENT]

@@ -38,13 +38,10 @@ OBJECT_STORE_BYTES = 512 * 2**20
 def cluster(config: Config, *, learner: bool = True) -> Iterator[None]:
     """Joins the cluster of this process's job, or starts a private one; leaves it at the end.
 
-    Args:
-        config: of the run, whose devices the cluster must have.
-        learner: whether the command has a learner; otherwise only samplers need devices.
+    Without a learner only samplers need devices.
 
     Raises:
-        ValueError: if the cluster can never provide the plan's devices, or if RAY_ADDRESS names no
-            cluster, or a dashboard, which only takes jobs.
+        ValueError: if the cluster can never provide the plan's devices, or RAY_ADDRESS names none.
         Failure: if a private cluster does not start, a process of the body dies, or the cluster of
             a run that is started again is gone.
     """
@@ -79,11 +76,7 @@ def with_actors(
 ) -> T:
     """Runs a command that writes its result at the end: starts its actors, works, ends them.
 
-    Args:
-        spawn: requests the actors from Ray.
-        work: gets the actors once their devices are reserved.
-        config: of the run.
-        learner: whether the command has a learner.
+    `spawn` requests the actors from Ray; `work` gets them once their devices are reserved.
 
     Raises:
         SystemExit: after a signal, with 128 plus its number.
@@ -114,14 +107,9 @@ def with_actors(
 @contextmanager
 def _joined() -> Iterator[None]:
     address = os.environ["RAY_ADDRESS"]
-    if address.startswith(("http://", "https://")):
-        raise ValueError(
-            f"RAY_ADDRESS = {address} is a dashboard, which only takes jobs: use launch/submit.sh, "
-            "or unset RAY_ADDRESS for a private cluster"
-        )
     try:
         ray.init(log_to_driver=False)
-    except ConnectionError as error:
+    except (ConnectionError, ValueError) as error:  # ValueError: the address has another form
         if RESTARTED_WHY in os.environ:
             raise Failure(
                 f"the cluster of this run at RAY_ADDRESS = {address} is gone; the same command "
@@ -130,7 +118,7 @@ def _joined() -> Iterator[None]:
             ) from None
         raise ValueError(
             f"RAY_ADDRESS = {address}: no Ray cluster answers there; start one, or unset "
-            "RAY_ADDRESS for a private cluster"
+            "RAY_ADDRESS for a private cluster (launch/submit.sh submits to a dashboard)"
         ) from error
     try:
         yield

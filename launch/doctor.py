@@ -67,8 +67,10 @@ def examine(host: Host, config: Config | None) -> Iterator[Finding]:
     yield host_checks.packages(host, config)
     if config is None or config.plan.platform == "tpu":
         yield from host_checks.tpu_checks(host, config)
+    yield run_checks.clock(config)
     if config is None:
-        yield from run_checks.general_checks(host)
+        memory = f"{host.memory_bytes / 2**30:.1f} GiB available"
+        yield host_checks.Finding("memory", "ok", memory)
     else:
         yield from run_checks.run_checks(host, config)
     yield from run_checks.logins(config)

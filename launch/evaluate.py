@@ -46,14 +46,9 @@ _BAR_EVERY_S, _LINE_EVERY_S = 0.1, 60.0
 class Prepared:
     """A validated request, checked as far as possible without devices.
 
-    Attributes:
-        config: the protocol, and the plan of the samplers. `lora.start` is the adapter to evaluate,
-            which also gives the LoRA's layout; None: only the base is evaluated.
-        sizes: of the samplers.
-        tokenizer: the model's.
-        tests: the test split and the evaluation sets, by name.
-        result: file of the result; None: the result is only shown.
-        notes: differences between training and evaluation settings, for the report.
+    `config.lora.start` is the adapter to evaluate, which also gives the LoRA's layout; None: only
+    the base is evaluated. `result` is the file of the result; None: it is only shown. `notes` are
+    differences between the settings of training and of this evaluation.
     """
 
     config: Config

@@ -23,7 +23,7 @@ from configs.model import FORMATS, Format
 from configs.schema import Config
 from launch.exits import Failure, exit_status
 from launch.flags import command_flags
-from launch.push import Repository, find_repository, push
+from launch.push import check_push, push
 from launch.versions import MEANING, METAVAR, find_version
 from pipeline.data.models.model_source import HF_LOG_IN
 
@@ -34,24 +34,30 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Export a run's policy: hf, the merged model as a Hugging Face folder; peft, the adapter in adapter/;
 orbax, the merged model as a flax checkpoint in flax/. Each format is loaded back and compared with
-the policy before it is put in place. It takes one device of the run's
-kind (--plan.platform cpu: none).
---push uploads it with its model card to the Hugging Face hub in one commit.
+the policy before it is put in place. It takes one device of the run's kind (--plan.platform cpu:
+none).
+--push uploads it with its model card to the Hugging Face hub.
 Exit status: 0 done, 1 it failed, the export differs from the policy or was not pushed, 2 a mistake
 in the request, 130 / 143 after Ctrl-C / SIGTERM."""
+
+ONE_DEVICE = {
+    "placement": "colocated",
+    "learner_devices": 1,
+    "samplers": None,
+    "sampler_devices": None,
+    "fsdp": 1,
+    "tp": 1,
+    "sampler_tp": None,
+}
+"""Settings of `[plan]`."""
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A validated request, checked as far as possible without devices.
 
-    Attributes:
-        config: of the run.
-        adapter: folder of the checkpoint.
-        out: folder of the export.
-        formats: formats to write, in the order of `FORMATS`.
-        examples: completions whose log-probs are compared; empty: no verification.
-        repository: where the export is pushed to; None: it is not pushed.
+    `adapter` is the folder of the checkpoint, `out` that of the export. Without `examples`, whose
+    log-probs are compared, it is not verified; without a `repository` (`USER/NAME`) not pushed.
     """
 
     config: Config
@@ -59,7 +65,8 @@ class Prepared:
     out: Path
     formats: tuple[Format, ...]
     examples: tuple[Completion, ...]
-    repository: Repository | None
+    repository: str | None
+    private: bool
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,15 +74,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_status(lambda: run(prepare(argv)))
 
 
-def _repository(flags: argparse.Namespace) -> Repository | None:
-    """The repository of `--push`; see `find_repository`."""
+def _check_push(flags: argparse.Namespace) -> str | None:
+    """The repository of `--push`; see `check_push`."""
     if flags.push is None:
         if flags.public:
             raise ValueError("command line: --public has no effect without --push")
         return None
     if flags.no_verify:
         raise ValueError("command line: --push uploads verified exports; leave out --no-verify")
-    return find_repository(flags.push, private=not flags.public)
+    return check_push(flags.push)
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -125,7 +132,7 @@ def prepare(argv: Sequence[str] | None) -> Prepared:
         meaning=MEANING,
     )
     flags, version = command.flags, find_version(command.path)
-    config, repository = version.config(command.overrides), _repository(flags)
+    config, repository = version.config(command.overrides), _check_push(flags)
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from launch.preparation import open_model_files
     from pipeline.evaluate.examples import recorded_examples
@@ -150,29 +157,16 @@ def prepare(argv: Sequence[str] | None) -> Prepared:
                 "--no-verify exports without the comparison"
             )
     formats = tuple(kind for kind in FORMATS if kind in flags.format)
-    return Prepared(config, version.adapter, out, formats, examples, repository)
+    private = not flags.public
+    return Prepared(config, version.adapter, out, formats, examples, repository, private)
 
 
 def working_config(prepared: Prepared) -> Config:
     """Returns the run's configuration for one device, with the checkpoint as `lora.start`."""
     config = prepared.config
-    one_device = {
-        "placement": "colocated",
-        "learner_devices": 1,
-        "samplers": None,
-        "sampler_devices": None,
-        "fsdp": 1,
-        "tp": 1,
-        "sampler_tp": None,
-        "micro_batch_tokens": 8 * config.row_tokens,
-    }
-    start = str(prepared.adapter)
-    return config.model_copy(
-        update={
-            "plan": config.plan.model_copy(update=one_device),
-            "lora": config.lora.model_copy(update={"start": start}),
-        }
-    )
+    plan = config.plan.model_copy(update=ONE_DEVICE | {"micro_batch_tokens": 8 * config.row_tokens})
+    lora = config.lora.model_copy(update={"start": str(prepared.adapter)})
+    return config.model_copy(update={"plan": plan, "lora": lora})
 
 
 def run(prepared: Prepared) -> int:
@@ -195,7 +189,7 @@ def run(prepared: Prepared) -> int:
         shutil.rmtree(f"{prepared.out}.tmp", ignore_errors=True)
     if prepared.repository:
         title = f"{prepared.config.run.name}, checkpoint {prepared.adapter.name}"
-        push(prepared.out, prepared.repository, title=title)
+        push(prepared.out, prepared.repository, private=prepared.private, title=title)
     return 0
 
 

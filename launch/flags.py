@@ -36,13 +36,7 @@ def add_json(
     default: str = "",
     what: str = "write the figures that are shown to FILE as JSON",
 ) -> None:
-    """Adds `--json FILE`.
-
-    Args:
-        parser: of the command.
-        default: where the figures go without the flag.
-        what: its help.
-    """
+    """Adds `--json FILE`; `default` is where the figures go without the flag, `what` its help."""
     otherwise = f" (default: {default})" if default else ""
     parser.add_argument("--json", metavar="FILE", help=f"{what}{otherwise}")
 
@@ -75,17 +69,13 @@ def output_file(flag: str, file: str) -> Path:
     # Imported late: `launch.bench` shows its help without pydantic.
     from configs.base import home, scheme_problem
 
-    path = home() / Path(file).expanduser()
-    problem = scheme_problem(file) or _write_problem(path)
+    path, problem = home() / Path(file).expanduser(), scheme_problem(file)
+    if problem is None and path.is_dir():
+        problem = f"{path} is a folder; name a file"
+    elif problem is None and not path.parent.is_dir():
+        problem = f"no folder {path.parent}"
+    elif problem is None and not os.access(path if path.exists() else path.parent, os.W_OK):
+        problem = f"{path} cannot be written"
     if problem is not None:
         raise ValueError(f"command line: {flag}: {problem}")
     return path
-
-
-def _write_problem(path: Path) -> str | None:
-    if path.is_dir():
-        return f"{path} is a folder; name a file"
-    if not path.parent.is_dir():
-        return f"no folder {path.parent}"
-    may = os.access(path if path.exists() else path.parent, os.W_OK)
-    return None if may else f"{path} cannot be written"

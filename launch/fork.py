@@ -65,10 +65,6 @@ def origin(config: Config) -> CheckpointFiles | None:
 def check_base(config: Config, base: str) -> None:
     """Refuses to fork a run of another base.
 
-    Args:
-        config: of the new run.
-        base: fingerprint of its base's weights.
-
     Raises:
         ValueError: if the other run's is another one.
     """

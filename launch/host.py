@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -82,20 +81,12 @@ class Host:
                         opened.add(os.readlink(link))  # noqa: PTH115
                 if not opened.isdisjoint(devices):
                     name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
-                    user = user_name(folder.stat().st_uid)
-                    found[int(folder.name)] = f"pid {folder.name} ({name}, user {user})"
+                    user = folder.stat().st_uid
+                    found[int(folder.name)] = f"pid {folder.name} ({name}, user id {user})"
         return found
 
     def _at(self, path: str) -> Path:
         return self.root / path.removeprefix("/")
-
-
-def user_name(uid: int) -> str:
-    """The name of a user, or the id where it has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def existing_parent(path: Path) -> Path:

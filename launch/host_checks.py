@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal
 
 from packaging.requirements import Requirement
 
 from configs.schema import Config
-from launch.host import Host, user_name
+from launch.host import Host
 
 State = Literal["ok", "note", "fault"]
 LOCK_FILE = "/tmp/libtpu_lockfile"  # libtpu's
@@ -43,54 +41,26 @@ class Finding:
 
 
 def packages(host: Host, config: Config | None) -> Finding:
-    """Python and installed packages against what the project and its JAX require."""
-    kind = "tpu" if config is None else config.plan.platform
+    """Installed packages against what the project requires, and JAX of libtpu."""
+    kind = config.plan.platform if config else "tpu" if host.chips() else "cpu"
+    required = [Requirement("jax")]
+    if host.version("gemma-grpo"):  # the project also runs from its sources
+        ours = map(Requirement, metadata.requires("gemma-grpo") or ())
+        required += [one for one in ours if one.marker is None]
+    if host.version("jax") and kind == "tpu":
+        of_jax = map(Requirement, metadata.requires("jax") or ())
+        required += [one for one in of_jax if one.name == _TPU_ONLY]
     wrong = [
-        f"{one.name} {host.version(one.name) or 'is missing'}, needed: {one.specifier or 'any'}"
-        for one in _required(host)
-        if (one.name != _TPU_ONLY or kind == "tpu") and not _has(host, one)
-    ] + _shadowed("jax")
+        f"{one.name} {found or 'is missing'}, needed: {one.specifier or 'any'}"
+        for one in required
+        if (found := host.version(one.name)) is None or found not in one.specifier
+    ]
     if wrong:
-        optional = config is None and all(line.startswith(_TPU_ONLY) for line in wrong)
         remedy = f"install the pinned versions: launch/bootstrap.sh {_INSTALL[kind]}"
-        return Finding("packages", "note" if optional else "fault", _some(wrong), remedy)
+        return Finding("packages", "fault", _some(wrong), remedy)
     names = ("jax", _TPU_ONLY, "ray")
     known = [f"{name} {host.version(name)}" for name in names if host.version(name)]
     return Finding("packages", "ok", ", ".join([f"Python {platform.python_version()}", *known]))
-
-
-def _shadowed(name: str) -> list[str]:
-    """Whether another package than the installed one is imported, as from the current folder."""
-    try:
-        installed = metadata.distribution(name).locate_file(f"{name}/__init__.py")
-    except metadata.PackageNotFoundError:
-        return []
-    spec = find_spec(name)
-    imported = None if spec is None else spec.origin
-    if imported is not None and Path(imported).resolve() == Path(str(installed)).resolve():
-        return []
-    return [f"{name} is imported from {imported}, not from {installed}: its version is unknown"]
-
-
-def _has(host: Host, required: Requirement) -> bool:
-    version = host.version(required.name)
-    return version is not None and version in required.specifier
-
-
-def _required(host: Host) -> list[Requirement]:
-    """What the project requires, if it is installed, and what JAX requires of libtpu."""
-    found = []
-    for name, part in (("gemma-grpo", ""), ("jax", _TPU_ONLY)):
-        if host.version(name) is None:
-            if part:  # the project itself also runs from its sources
-                found.append(Requirement(name))
-            continue
-        lines = map(Requirement, metadata.requires(name) or ())
-        found += [one for one in lines if (one.name == part if part else one.marker is None)]
-    return found
-
-
-# --- chips
 
 
 def tpu_checks(host: Host, config: Config | None) -> Iterator[Finding]:
@@ -106,9 +76,7 @@ def tpu_checks(host: Host, config: Config | None) -> Iterator[Finding]:
     yield _chips(host, needed, state)
     if devices := host.chips():
         yield _holders(host, devices, state)
-    yield _lock_file(host, state)
-    yield from _variables(needed, state)
-    yield _ray_count(host, None if config is None else config.run.tpu_chips, needed, state)
+        yield _ray_count(host, None if config is None else config.run.tpu_chips, needed, state)
 
 
 def _chips(host: Host, needed: int, state: State) -> Finding:
@@ -128,49 +96,24 @@ def _chips(host: Host, needed: int, state: State) -> Finding:
         return Finding("chips", state, f"{shown}; the plan needs {needed}", remedy)
     closed = [path for path in devices if not host.may_use(path)]
     if closed:
-        shown = f"user {user_name(host.uid)} may not read and write {_some(closed)}"
+        shown = f"user id {host.uid} may not read and write {_some(closed)}"
         return Finding("chips", state, shown, f"sudo chmod a+rw {' '.join(closed)}")
     shown += ", readable and writable; make test-accelerator computes on them"
     return Finding("chips", "ok", shown)
 
 
 def _holders(host: Host, devices: Sequence[str], state: State) -> Finding:
-    holders = host.holders(devices)
-    if not holders:
-        return Finding("holders", "ok", "no process that this user can see has the chips open")
-    remedy = "wait until it ends, or end it: kill " + " ".join(map(str, holders))
-    shown = f"the chips are in use by {_some(list(holders.values()))}"
-    return Finding("holders", state, shown, remedy)
-
-
-def _lock_file(host: Host, state: State) -> Finding:
-    """The lock file of libtpu, which does not start if it is another user's."""
+    """The processes that use the chips, and libtpu's lock file, which another user may own."""
+    if holders := host.holders(devices):
+        remedy = "wait until it ends, or end it: kill " + " ".join(map(str, holders))
+        shown = f"the chips are in use by {_some(list(holders.values()))}"
+        return Finding("holders", state, shown, remedy)
     owner = host.owner(LOCK_FILE)
-    if owner is None or owner == host.uid:
-        return Finding("libtpu lock", "ok", f"no {LOCK_FILE} of another user")
-    shown = f"{LOCK_FILE} is of user {user_name(owner)}: libtpu cannot lock it"
-    remedy = f"delete it once no process of that user has the chips: sudo rm {LOCK_FILE}"
-    return Finding("libtpu lock", state, shown, remedy)
-
-
-def _variables(needed: int, state: State) -> Iterator[Finding]:
-    """Environment variables of libtpu, of which a run sets only those of a part of a host."""
-    several = "is of a host of several, and libtpu waits for the others", "set it to 1,1,1"
-    wrong: tuple[tuple[str, Callable[[str], bool], str, str], ...] = (
-        ("TPU_WORKER_HOSTNAMES", lambda value: " " in value, "is no list of hosts", "unset it"),
-        ("TPU_PROCESS_BOUNDS", lambda value: value != "1,1,1", *several),
-        ("TPU_HOST_BOUNDS", lambda value: value != "1,1,1", *several),
-        (
-            "TPU_VISIBLE_CHIPS",
-            lambda value: value.count(",") + 1 < needed,
-            f"hides chips; the plan needs {needed}",
-            "unset it",
-        ),
-    )
-    for name, is_wrong, what, remedy in wrong:
-        value = os.environ.get(name)
-        if value is not None and is_wrong(value):
-            yield Finding("TPU variables", state, f"{name} = {value[:60]!r} {what}", remedy)
+    if owner not in {None, host.uid}:
+        shown = f"{LOCK_FILE} is of another user (id {owner}): libtpu cannot lock it"
+        remedy = f"delete it once no process of that user has the chips: sudo rm {LOCK_FILE}"
+        return Finding("holders", state, shown, remedy)
+    return Finding("holders", "ok", "no process that this user can see has the chips open")
 
 
 def _ray_count(host: Host, given: int | None, needed: int, state: State) -> Finding:
@@ -179,16 +122,9 @@ def _ray_count(host: Host, given: int | None, needed: int, state: State) -> Find
     shown = f"Ray counts {host.ray_chips} chips"
     if given is not None:
         shown += f"; run.tpu_chips = {given} replaces that"
-    if given is not None and given > there:
-        remedy = f"set run.tpu_chips = {there}" if there else "remove run.tpu_chips"
-        return Finding("Ray's count", state, f"{shown}, and there are {there} chips", remedy)
-    if counted >= (needed if given is not None else max(needed, there)):
+    if max(needed, 1) <= counted <= there:
         return Finding("Ray's count", "ok", shown)
-    shown += f", and the plan needs {needed}" if needed else ""
-    if there < max(needed, 1):
-        return Finding("Ray's count", state, shown, "choose a machine with the chips")
-    if given is None:
-        shown += f"; there are {there} device files, whose PCI vendor it may not read"
+    shown += f"; there are {there} device files, and the plan needs {needed}"
     return Finding("Ray's count", state, shown, f"set run.tpu_chips = {there}")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -48,15 +47,9 @@ from rewards.processes.host import check
 class Prepared:
     """A validated request, checked as far as possible without devices.
 
-    Attributes:
-        config: of the run.
-        data: prompts of the splits.
-        tokenizer: the model's.
-        folder: the run folder; does not exist yet if the run is new.
-        extend: budget to add; None: nothing.
-        wandb_mode: mode of W&B.
-        reward_code: SHA-256 of the file that defines each reward function, by name.
-        base: fingerprint of the base's weights; None: there are none yet.
+    The run folder does not exist yet if the run is new. `extend` is a budget to add, `reward_code`
+    the SHA-256 of the file that defines each reward function, by name, `base` the fingerprint of
+    the base's weights.
     """
 
     config: Config
@@ -75,9 +68,8 @@ def placed(config: Config) -> Config:
     Raises:
         ValueError: if no placement suits the other settings.
     """
-    folder, saved = RunFolder.of(config), None
-    with suppress(ValueError):  # a damaged one is reported by `finished`
-        saved = load_config(folder.path) if folder.holds_run else None
+    folder = RunFolder.of(config)
+    saved = load_config(folder.path) if folder.holds_run else None
     try:
         found = with_chosen_placement(config, saved)
     except FileNotFoundError:
@@ -91,11 +83,6 @@ def placed(config: Config) -> Config:
 
 def finished(config: Config, *, extend: str | None, accept: Collection[str] = ()) -> str | None:
     """Returns a message if the run has used its budget; None if there is work to do.
-
-    Args:
-        config: of the run.
-        extend: budget to add; None: nothing.
-        accept: what may have changed since the last start; see `configs.resume`.
 
     Raises:
         ValueError: if the folder holds a run with other settings, or a finished run whose budget
@@ -132,11 +119,7 @@ def prepare(
 ) -> Prepared:
     """Checks everything and prints what was found.
 
-    Args:
-        config: of the run.
-        extend: budget to add; None: nothing.
-        accept: what may have changed since the last start; see `configs.resume`.
-        found: mistakes that are already known.
+    `found` has the mistakes that are already known; `accept`: see `configs.resume`.
 
     Raises:
         FileNotFoundError: if model, tokenizer or data are missing.
@@ -295,15 +278,7 @@ def _check_weights(
     model: Path | None,
     more: Budget | None,
 ) -> str | None:
-    """Checks the weights, a new run's first adapter and the time; returns the base's fingerprint.
-
-    Args:
-        config: of the run.
-        found: receives the mistakes.
-        folder: of the run.
-        model: the model's folder; None: there is none, or it has mistakes.
-        more: budget to add.
-    """
+    """Checks weights, a new run's first adapter and the time; returns the base's fingerprint."""
     if not folder.holds_run:
         found.attempt(check_start, config, model)
     if model is None:
@@ -360,10 +335,7 @@ def _check_metric(
     evaluated = {"validation": data.validation, "test": data.test}
     sets = {f"{EVAL_SET_PREFIX}{name}": split for name, split in data.sets.items()}
     by_setting = {setting_name(name): split for name, split in (evaluated | sets).items()}
-    saved = None
-    if folder.holds_run:
-        with suppress(ValueError):  # a damaged one is reported by `finished`
-            saved = folder.saved_config
+    saved = found.attempt(lambda: folder.saved_config) if folder.holds_run else None
     measured = found.attempt(with_metric, config, by_setting, saved=saved)
     if measured is not None:
         found.attempt(check_references, measured, by_setting)
@@ -417,12 +389,7 @@ def reward_code(rewards: Sequence[RewardFacts]) -> dict[str, str]:
 
 
 def check_same_code(folder: RunFolder, code: Mapping[str, str], *, accept: Collection[str]) -> None:
-    """Refuses to resume a run whose reward functions have changed.
-
-    Args:
-        folder: of the run.
-        code: SHA-256 of the file that defines each part, by name.
-        accept: what may have changed; see `configs.resume.is_accepted`.
+    """Refuses to resume a run whose reward functions have changed, unless that is accepted.
 
     Raises:
         ValueError: naming each changed part.
@@ -443,12 +410,6 @@ def _check_time(
 
     An unfinished run with a checkpoint is never refused: if too little time is left, the run ends
     with the version that it has.
-
-    Args:
-        budget: without the requested extension.
-        folder: of the run.
-        weights_bytes: of the model.
-        more: the extension; None: nothing.
 
     Raises:
         ValueError: naming the minimum.

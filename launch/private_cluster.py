@@ -6,15 +6,13 @@ import logging
 import os
 import secrets
 import signal
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray._private import parameter
 from ray._private import worker as ray_worker
@@ -23,10 +21,8 @@ from launch.exits import EXIT_DIED, EXIT_FAILED, Failure
 from launch.flags import SUPERVISOR
 from pipeline.run.folder_lock import LockedFolder
 
-_MAX_PARENT_BYTES = 23
-"""Longest parent folder: Ray's Unix sockets add up to 80 bytes; 103 fit on macOS, 107 on Linux."""
-_KILL_S = 30.0
-"""Killed processes get some time: an uninterruptible system call may delay their end."""
+_PARENT = Path("/tmp")
+"""As Ray itself: its Unix sockets add up to 80 bytes to the folder's path, and 107 fit."""
 
 
 @contextmanager
@@ -43,7 +39,7 @@ def private_cluster(**settings: Any) -> Iterator[None]:
         Failure: if Ray does not start.
     """
     # This folder has mode 0700. Ray makes its own folder inside readable to everybody.
-    folder = LockedFolder(_short_folder(), prefix="grpo-")
+    folder = LockedFolder(_PARENT, prefix="grpo-")
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         # For all clusters of this process: Ray reads it only once.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -52,23 +48,9 @@ def private_cluster(**settings: Any) -> Iterator[None]:
         try:
             yield
         finally:
-            _stop(folder.path)
+            ray.shutdown()
     finally:
         folder.remove()
-
-
-def _stop(folder: Path) -> None:
-    """Ends all processes of the cluster in a folder."""
-    found = list[psutil.Process]()
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):  # it has ended
-            if str(folder) in " ".join(child.cmdline()):
-                found += [child, *child.children(recursive=True)]
-    ray.shutdown()
-    for one in found:
-        with suppress(psutil.Error):
-            one.kill()
-    psutil.wait_procs(found, timeout=_KILL_S)
 
 
 def _start(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -87,13 +69,11 @@ def _start(folder: Path, settings: Mapping[str, Any]) -> None:
     except SystemExit:  # raised by Ray's SIGTERM handler, with status 15
         raise SystemExit(128 + signal.SIGTERM) from None
     except Exception as error:  # noqa: BLE001  # Ray raises plain exceptions
-        _stop(folder)
         message = (str(error).splitlines() or [type(error).__name__])[0]
-        text = f"Ray did not start: {message} Is the machine very busy, or short of memory?"
-        if SUPERVISOR in os.environ:  # which starts the run again
-            raise Failure(text, EXIT_DIED) from None
-        later = f"{text} Nothing is lost; repeat the command later"
-        raise Failure(later, EXIT_FAILED) from None
+        raise Failure(
+            f"Ray did not start: {message} Is the machine very busy, or short of memory?",
+            EXIT_DIED if SUPERVISOR in os.environ else EXIT_FAILED,
+        ) from None
     # Ray's agents would print 20 lines of the log of a raylet that ended.
     ray_worker.print_to_stdstream = lambda *_, **__: None
 
@@ -110,9 +90,3 @@ def _any_agent_port() -> Iterator[None]:
         yield
     finally:
         parameter.RayParams = original
-
-
-def _short_folder() -> Path:
-    """Returns the folder of temporary files, or /tmp if its path is too long for sockets."""
-    default = tempfile.gettempdir()
-    return Path(default if len(os.fsencode(default)) <= _MAX_PARENT_BYTES else "/tmp")

@@ -30,11 +30,7 @@ async def watched(
 ) -> T:
     """The result of `work`, during which the progress of all processes is noted.
 
-    Args:
-        work: of the run.
-        processes: a method of each that returns its heartbeat.
-        phases: of the run's process.
-        console: of the run.
+    `processes` has a method of each that returns its heartbeat.
 
     Raises:
         WorkerDied: if a process dies, also one that nobody has called.

@@ -87,12 +87,6 @@ def record_changes(
 ) -> list[Change]:
     """Journals and prints what a resume changes; before `create` replaces the configuration.
 
-    Args:
-        folder: of the run, which has begun.
-        config: of the resume.
-        code: SHA-256 of the file that defines each part of the reward, by name.
-        step: training steps done.
-
     Returns:
         The changes of rewards, which are not printed.
     """

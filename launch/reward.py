@@ -97,15 +97,15 @@ def _check_flags(flags: argparse.Namespace) -> None:
     Raises:
         ValueError: with one line per flag.
     """
-    wrong, problem = {"steps"}, "needs --rollouts; add it, or remove this flag"
+    mistakes = []
+    if flags.rollouts is None and flags.steps is not None:
+        mistakes.append("command line: --steps: needs --rollouts; add it, or remove this flag")
     if flags.rollouts is not None:
-        wrong = {"rows", "form", "cases"}
-        problem = "has no effect with --rollouts; remove one of them"
-    mistakes = [
-        f"command line: --{name}: {problem}"
-        for name, value in vars(flags).items()
-        if name in wrong and value is not None
-    ]
+        mistakes += [
+            f"command line: --{name}: has no effect with --rollouts; remove one of them"
+            for name in ("rows", "form", "cases")
+            if getattr(flags, name) is not None
+        ]
     if flags.rows is not None and flags.rows < 1:
         mistakes.append(f"command line: --rows {flags.rows}: must be at least 1; nearest valid: 1")
     if flags.form is not None and "ANSWER" not in flags.form:

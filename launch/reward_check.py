@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -39,12 +40,8 @@ def check(
 ) -> tuple[Figures, Iterator[str]]:
     """Scores probes and cases; returns the figures as JSON, and the report.
 
-    Args:
-        config: with the reward functions and the data.
-        log: of the functions.
-        rows: number of rows for probes.
-        form: of a right completion; see `make_probes`.
-        cases: file with cases of the user.
+    `rows` is the number of rows for probes, `form` that of a right completion (see `make_probes`),
+    `cases` a file with cases of the user.
 
     Raises:
         FileNotFoundError: if data or cases are missing.
@@ -116,11 +113,7 @@ async def _try(
     log: RewardLog,
     short: bool = False,
 ) -> Trial:
-    """Scores the probes.
-
-    Raises:
-        ValueError: if a function cannot be used, with a line for each.
-    """
+    """Scores the probes; a function that cannot be used is a mistake."""
     async with RewardHost(config.rewards, log=log) as host:
         facts = await host.start()
         check_columns(facts, scored_splits(config, data))
@@ -137,12 +130,7 @@ def _probes(config: Config, data: LoadedData, *, rows: int, form: str | None = N
 
 
 def _read_cases(path: Path, config: Config, data: LoadedData) -> list[tuple[Case, Probe]]:
-    """Reads the cases.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: with a line for each mistake in it.
-    """
+    """Reads the cases; the errors name the file and the lines with mistakes."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -164,23 +152,14 @@ def _of_references(config: Config, data: LoadedData) -> Iterator[Finding]:
 
 def _figures(trial: Trial, findings: Sequence[Finding], per_step: int) -> dict[str, Any]:
     """All figures of the report, as JSON."""
-    by_name: dict[str, list[Scored]] = {}
+    by_name = defaultdict[str, list[Scored]](list)
     for one in trial.scored:
-        by_name.setdefault(one.probe.name, []).append(one)
+        by_name[one.probe.name].append(one)
     return {
         "rows": len({one.probe.row for one in trial.scored if one.probe.kind != "case"}),
         "completions": len(trial.scored),
         "has_references": REFERENCE in by_name,
         "rollouts_per_step": per_step,
-        "parts": [
-            {
-                "name": part.name,
-                "function": part.function,
-                "form": trial.facts[part.name].kind,
-                "weight": part.weight,
-            }
-            for part in trial.rewards.functions
-        ],
         "probes": [
             {"name": name, "kind": own[0].probe.kind, "n": len(own), "columns": _columns(own)}
             for name, own in by_name.items()
@@ -195,14 +174,13 @@ def _figures(trial: Trial, findings: Sequence[Finding], per_step: int) -> dict[s
 
 def _columns(own: Sequence[Scored]) -> dict[str, Any]:
     """The scores of one probe in all rows: parts, the numbers that they return, their sum."""
-    values, errors = dict[str, list[float | None]](), dict[str, int]()
-    for name in own[0].outcomes:
-        outcomes = [one.outcomes[name] for one in own]
-        values[name] = [outcome.value for outcome in outcomes]
-        errors[name] = sum(outcome.error is not None for outcome in outcomes)
-        for key in dict.fromkeys(key for outcome in outcomes for key in outcome.named):
-            of_key = [outcome.named.get(key) for outcome in outcomes]
-            values[f"{name}{NAME_SEPARATOR}{key}"] = of_key
+    values, errors = defaultdict[str, list[float | None]](list), Counter[str]()
+    for one in own:
+        for name, outcome in one.outcomes.items():
+            values[name].append(outcome.value)
+            errors[name] += outcome.error is not None
+            for key, value in outcome.named.items():
+                values[f"{name}{NAME_SEPARATOR}{key}"].append(value)
     values[SUM] = [one.total for one in own]
     columns = dict[str, Any]()
     for name, all_values in values.items():
@@ -211,7 +189,7 @@ def _columns(own: Sequence[Scored]) -> dict[str, Any]:
             "mean": statistics.fmean(known) if known else None,
             "min": min(known, default=None),
             "max": max(known, default=None),
-            "errors": errors.get(name, 0),
+            "errors": errors[name],
         }
     return columns
 

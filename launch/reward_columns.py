@@ -25,10 +25,6 @@ def check_columns(
 ) -> None:
     """Compares the columns that reward functions need with those of the data.
 
-    Args:
-        rewards: what the functions report.
-        splits: that they score, with names as in `LoadedData.splits`.
-
     Raises:
         ValueError: with a line for each column or reference answer that is missing.
     """

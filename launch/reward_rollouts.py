@@ -46,8 +46,7 @@ class _Rescored:
 
     Attributes:
         group: step that started it, and prompt.
-        before: recorded values of the parts and the numbers that they return by name, and the
-            weighted sum as `SUM`; None: no value.
+        before: recorded values of the parts and, as `SUM`, their weighted sum; None: no value.
         after: the same, scored again.
         errors: of parts, and of the weighted sum, that failed when scored again.
         is_right: whether the answer in the completion equals the reference; None: there is none.
@@ -67,11 +66,7 @@ def rescore(
 ) -> tuple[Figures, Iterator[str]]:
     """Scores the recorded rollouts of a run; returns the figures as JSON, and the report.
 
-    Args:
-        config: with the reward functions.
-        run_dir: folder of the run.
-        log: of the functions.
-        steps: first and last step, as "A:B", "A:", ":B" or "A"; None: all.
+    `steps` are the first and the last, as "A:B", "A:" or ":B"; None: all.
 
     Raises:
         FileNotFoundError: if there are no such rollouts.
@@ -82,9 +77,8 @@ def rescore(
         hint = nearest_hint(folder.path)
         raise FileNotFoundError(f"command line: --rollouts: no folder {folder.path}{hint}")
     tags = Tags.of_run(load_config(folder.path))
-    first, last = _range(steps)
     numbers = folder.rollout_steps()
-    asked = [one for one in numbers if first <= one and (last is None or one <= last)]
+    asked = _chosen(steps, numbers)
     if not asked:
         has = f"it has steps {numbers[0]} to {numbers[-1]}" if numbers else "it has none"
         raise FileNotFoundError(f"{folder.rollouts}: no rollouts of the steps asked for; {has}")
@@ -135,7 +129,6 @@ def _rescored(
         "prompt": given.prompt,
         "answer": given.answer,
         "extracted": found,
-        "stop_reason": given.stop_reason,
         "text": given.completion,
     }
     return _Rescored(
@@ -148,25 +141,17 @@ def _rescored(
     )
 
 
-def _range(steps: str | None) -> tuple[int, int | None]:
-    """First and last step.
+def _chosen(steps: str | None, recorded: Sequence[int]) -> list[int]:
+    """The recorded steps from A to B of `A:B`.
 
     Raises:
         ValueError: if the text has another form.
     """
-    if steps is None:
-        return 0, None
-    match = re.fullmatch(r"(\d*)(:?)(\d*)", steps, re.ASCII)
-    if match is None or not (match[1] or match[3]):
-        raise ValueError(f"command line: --steps {steps}: must be A:B, A:, :B or a single step")
-    first = int(match[1] or 0)
-    last = int(match[3]) if match[3] else None if match[2] else first
-    if last is not None and last < first:
-        raise ValueError(
-            f"command line: --steps {steps}: the last step is before the first; nearest valid: "
-            f"{first}:{first}"
-        )
-    return first, last
+    match = re.fullmatch(r"(\d*):(\d*)", steps or ":", re.ASCII)
+    if match is None:
+        raise ValueError(f"command line: --steps {steps}: must be A:B, A: or :B")
+    first, last = int(match[1] or 0), int(match[2] or max(recorded, default=0))
+    return [one for one in recorded if first <= one <= last]
 
 
 # --- the report
@@ -239,11 +224,7 @@ def _rank_correlation(groups: Iterable[Sequence[_Rescored]]) -> dict[str, Any]:
 
 
 def _wrong(ranked: Sequence[tuple[float, _Rescored]]) -> dict[str, Any]:
-    """Rollouts with a wrong answer and a high reward: at least the median of right ones.
-
-    Args:
-        ranked: rewards and rollouts, the highest first.
-    """
+    """Rollouts with a wrong answer and a high reward: at least the median of right ones."""
     right = [reward for reward, one in ranked if one.is_right]
     wrong = [(reward, one) for reward, one in ranked if one.is_right is False]
     median = float(np.median(right)) if right else None
@@ -294,9 +275,7 @@ def _lines(figures: Figures) -> Iterator[str]:
         for sample in figures[kind]:
             yield from ("", *_sample_lines(sample, title))
     wrong = figures["wrong"]
-    if wrong["count"] and wrong["median_of_right"] is None:
-        yield from ("", f"{wrong['count']} rollouts have a wrong answer, none has a right one")
-    elif wrong["count"]:
+    if wrong["count"]:
         yield ""
         yield (
             f"{wrong['high']} of {wrong['count']} rollouts with a wrong answer have at least the "
@@ -322,13 +301,8 @@ def _sample_lines(sample: Figures, title: str) -> Iterator[str]:
         text = sample[key]
         if len(text) > longest:
             text = f"{text[: longest // 2]} [...] {text[-longest // 2 :]}"
-        first, *rest = map(_escaped, text.split("\n"))
-        yield f"  {'completion' if key == 'text' else key}: {first}"
-        yield from (f"    {line}" for line in rest)
-
-
-def _escaped(line: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        yield f"  {'completion' if key == 'text' else key}:"
+        yield from (f"    {line!r}" for line in text.split("\n"))
 
 
 def _number(value: float | None) -> str:

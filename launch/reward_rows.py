@@ -11,9 +11,8 @@ import numpy as np
 from configs.schema import Config
 from configs.schema import Prompt as PromptConfig
 from pipeline.data.load import answer_settings, extract_reference, load_data
-from pipeline.data.rows import parse_messages
 from pipeline.data.splits import LoadedData
-from pipeline.data.text.chat import GEMMA3, GEMMA4, render, sole_column
+from pipeline.data.text.chat import GEMMA3, GEMMA4, render
 from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.types import Prompt
 from rewards.base import RewardInput, Tags
@@ -45,7 +44,11 @@ def probe_rows(prompts: Sequence[Prompt], config: Config, *, count: int) -> list
     """Rows spread evenly over the prompts, at most `count`."""
     count = min(count, len(prompts))
     chosen = (prompts[index * len(prompts) // count] for index in range(count))
-    return [_probe_row(prompt, config) for prompt in chosen]
+    tags = Tags.of_run(config)
+    return [
+        ProbeRow(prompt.reward_input("", stop_reason="eos", tags=tags), _solution(prompt, config))
+        for prompt in chosen
+    ]
 
 
 def case_rows(prompts: Sequence[Prompt], config: Config) -> RowOf:
@@ -72,28 +75,13 @@ def _made(row: Mapping[str, object], config: Config) -> RewardInput:
     """The input of a row that is not in the dataset.
 
     Raises:
-        ValueError: if it lacks columns of the prompt, or its messages are invalid.
+        ValueError: if it lacks columns of the prompt.
     """
-    column, messages = sole_column(config.prompt.template), None
+    text = render(config.prompt, row, template=None, turns=_Bytes(config.prompt).turns)
     answer = row.get(config.data.answer_column)
-    if column is not None and isinstance(row.get(column), list):
-        try:
-            messages = parse_messages(row[column])
-        except ValueError as problem:
-            raise ValueError(f"row: column {column!r} {problem}") from None
-        if messages[-1]["role"] == "assistant":
-            answer = messages[-1]["content"] if answer is None else answer
-            messages = messages[:-1]
-    turns = _Bytes(config.prompt).turns
-    text = render(config.prompt, row, template=None, turns=turns, messages=messages)
     if answer is not None:
         answer = extract_reference(f"{answer}", pattern=config.data.answer_pattern)
-    return RewardInput(text, "", "eos", answer, row, Tags.of_run(config), messages=messages)
-
-
-def _probe_row(prompt: Prompt, config: Config) -> ProbeRow:
-    given = prompt.reward_input("", stop_reason="eos", tags=Tags.of_run(config))
-    return ProbeRow(given, _solution(prompt, config))
+    return RewardInput(text, "", "eos", answer, row, Tags.of_run(config))
 
 
 def _solution(prompt: Prompt, config: Config) -> str | None:

@@ -29,30 +29,23 @@ from pipeline.run.run_folder import RunFolder
 _PROCESS_GIB, _OTHERS_GIB = 1.0, 0.6
 """Memory of a process with devices, and of all others of a run and of Ray together, as measured
 with the demo. Weights go to the devices one parameter after another."""
-_NETWORK = "connect to the network (Kaggle: Settings, Internet) without HF_HUB_OFFLINE"
-_ADVICE = {
-    "model": f"{_NETWORK}, or set model.path to a folder with the model's files",
+_LOGIN = {
     HF: "accept the licence on the model's page, then hf auth login, or set HF_TOKEN",
     KAGGLE: "accept the licence on the model's page, and set KAGGLE_API_TOKEN",
-    "folder": "set model.path to a folder with the model's files",
-    "data": "set the path of a file or dataset that exists; python -m launch.data shows the rows",
 }
 
 
 def run_checks(host: Host, config: Config) -> Iterator[Finding]:
     """All checks that need a configuration, but for logins."""
     if config.plan.platform == "gpu":
-        yield _gpus(config)
+        try:
+            check_devices(config)
+            yield Finding("devices", "ok", "the GPUs of the plan are there")
+        except ValueError as error:
+            yield Finding("devices", "fault", str(error), "choose a machine with more GPUs")
     yield from _room(host, config)
-    yield _clock(config)
-    yield from _model(config)
+    yield _model(config)
     yield from _data(config)
-
-
-def general_checks(host: Host) -> Iterator[Finding]:
-    """Memory and clock, without a configuration."""
-    yield Finding("memory", "ok", f"{host.memory_bytes / GIB:.1f} GiB available")
-    yield _clock(None)
 
 
 def logins(config: Config | None) -> Iterator[Finding]:
@@ -62,41 +55,24 @@ def logins(config: Config | None) -> Iterator[Finding]:
     yield _ray_token()
     yield _wandb(config)
     path = "" if config is None else config.model.path
-    hubs = (
-        (HF, "Hugging Face", get_token() is not None, "hf auth login, or set HF_TOKEN"),
-        (KAGGLE, "Kaggle", has_kaggle_login(), "set KAGGLE_API_TOKEN, as your account shows it"),
-    )
-    for prefix, hub, has_login, remedy in hubs:
+    hubs = ((HF, "Hugging Face", get_token() is not None), (KAGGLE, "Kaggle", has_kaggle_login()))
+    for prefix, hub, has_login in hubs:
+        if config is not None and not path.startswith(prefix):
+            continue
         if has_login:
-            found = Finding(hub, "ok", "there is a login")
-        elif prefix == HF and _has_free_licence(path):
-            found = Finding(hub, "ok", "no login; this model needs none")
+            yield Finding(hub, "ok", "there is a login")
         else:
-            shown = "no login; Gemma is only given to users who have one"
-            found = Finding(hub, "note", shown, remedy)
-        if config is None or path.startswith(prefix):
-            yield found
+            shown = "no login; models with a licence to accept need one"
+            yield Finding(hub, "note", shown, _LOGIN[prefix])
 
 
-def _clock(config: Config | None) -> Finding:
+def clock(config: Config | None) -> Finding:
     """The clock against the end of the budget."""
     now = f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
     if config is None or config.budget.until_s is None or config.budget.until_s > time.time():
         return Finding("clock", "ok", now)
     shown = f"it is {now}, and budget.until = {config.budget.until} has passed"
     return Finding("clock", "fault", shown, "set a later budget.until")
-
-
-def _gpus(config: Config) -> Finding:
-    """GPUs, as Ray counts them."""
-    try:
-        check_devices(config)
-    except ValueError as error:
-        return Finding("devices", "fault", str(error), "choose a machine with more GPUs")
-    return Finding("devices", "ok", "the GPUs of the plan are there")
-
-
-# --- room
 
 
 def _room(host: Host, config: Config) -> Iterator[Finding]:
@@ -124,10 +100,10 @@ def _room(host: Host, config: Config) -> Iterator[Finding]:
         yield Finding("memory", "fault", shown, remedy)
     else:
         yield Finding("memory", "ok", shown)
-    places = {RunFolder.of(config).path: planned.disk_gib}
-    if is_handle(config.model.path):
-        places[_hub_cache(config.model.path)] = {"weights": planned.download_gib}
-    yield from _disks(host, places)
+    needs = {RunFolder.of(config).path: sum(planned.disk_gib.values())}
+    if is_handle(config.model.path) and not (cache := _hub_cache(config.model.path)).exists():
+        needs[cache] = planned.download_gib
+    yield from _disks(host, needs)
 
 
 def _memory_gib(case: PlanCase, chosen: SizedPlan) -> float:
@@ -143,27 +119,19 @@ def _memory_gib(case: PlanCase, chosen: SizedPlan) -> float:
     return needed
 
 
-def _disks(host: Host, places: Mapping[Path, Mapping[str, float]]) -> Iterator[Finding]:
-    """The free space of each file system against the GiB, by kind of file, that folders need."""
+def _disks(host: Host, needs: Mapping[Path, float]) -> Iterator[Finding]:
+    """The free space of each file system against the GiB that folders need."""
     disks: dict[int, list[Path]] = defaultdict(list)
-    for path in places:
+    for path in needs:
         disks[existing_parent(path).stat().st_dev].append(path)
     for paths in disks.values():
-        free = host.free_bytes(paths[0]) / GIB
-        needed = sum(max(0.0, sum(places[one].values()) - _size_gib(one)) for one in paths)
-        parts = [f"{name} {gib:.2f}" for path in paths for name, gib in places[path].items()]
-        shown = f"{free:.1f} GiB free at {paths[0]}; at most {needed:.2f} more needed"
-        shown += f": {', '.join(parts)}"
+        free, needed = host.free_bytes(paths[0]) / GIB, sum(needs[path] for path in paths)
+        shown = f"{free:.1f} GiB free at {paths[0]}; a whole run needs at most {needed:.2f}"
         if free >= needed:
             yield Finding("disk", "ok", shown)
         else:
             remedy = "make space, or set run.dir or HF_HOME to a folder on a larger disk"
             yield Finding("disk", "fault", shown, remedy)
-
-
-def _size_gib(folder: Path) -> float:
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return sum(path.stat().st_size for path in files) / GIB
 
 
 def _hub_cache(handle: str) -> Path:
@@ -177,65 +145,52 @@ def _hub_cache(handle: str) -> Path:
     return Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
 
 
-# --- what the run reads
-
-
-def _model(config: Config) -> Iterator[Finding]:
+def _model(config: Config) -> Finding:
     """The model is here, or its hub allows a download, and the settings of the adapter suit it.
 
     Also the adapter to start from, and the tensors of a flax checkpoint.
     """
-    path, folder = config.model.path, None
+    path = config.model.path
     try:
-        found = locate_model(config.model)
-        if found is not None:
-            hf_folder.check_folder(found)
-    except FileNotFoundError as error:
-        remedy = _ADVICE["model" if is_handle(path) else "folder"]
-        yield Finding("model", "fault", str(error), remedy)
-    except ValueError as error:
-        hub = next((prefix for prefix in (HF, KAGGLE) if path.startswith(prefix)), "folder")
-        needs_no_licence = hub != "folder" and _has_free_licence(path)
-        yield Finding("model", "fault", str(error), _ADVICE["model" if needs_no_licence else hub])
-    else:
-        folder = found
-        where = "not here: a run downloads it first" if found is None else f"in {found}"
-        yield Finding("model", "ok", f"{path}, {where}" if is_handle(path) else where)
-    try:
+        folder = locate_model(config.model)
         if folder is not None:
+            hf_folder.check_folder(folder)
             check_targets(config, folder)
         check_start(config, folder)
     except (FileNotFoundError, ValueError) as error:
+        remedy = "set model.path to a folder with the model's files"
         if str(error).startswith("lora."):
-            yield Finding("adapter", "fault", str(error), "correct the settings of [lora]")
-        else:
-            yield Finding("model", "fault", str(error), _ADVICE["folder"])
+            remedy = "correct the settings of [lora]"
+        elif is_handle(path):
+            hub = HF if path.startswith(HF) else KAGGLE
+            remedy = f"connect to the network (Kaggle: Settings, Internet), or {_LOGIN[hub]}"
+        return Finding("model", "fault", str(error), remedy)
+    where = "not here: a run downloads it first" if folder is None else f"in {folder}"
+    return Finding("model", "ok", f"{path}, {where}" if is_handle(path) else where)
 
 
 def _data(config: Config) -> Iterator[Finding]:
     """The datasets are here, or their hub has them."""
     try:
-        places = locate_data(config)
+        yield Finding("data", "ok", "; ".join(locate_data(config)))
     except ValueError as error:
+        remedy = "set the path of a file or dataset that exists, or connect to the network"
         for line in str(error).splitlines():
-            what, _, network = line.partition("; connect to ")
-            remedy = f"connect to {network}" if network else _ADVICE["data"]
-            yield Finding("data", "fault", what, remedy)
-    else:
-        yield Finding("data", "ok", "; ".join(places))
+            yield Finding("data", "fault", line, remedy)
 
 
 def _wandb(config: Config | None) -> Finding:
+    remedy = "wandb login, or --wandb.mode offline"
     if config is None:
+        mode, why = "offline", "no login; runs are logged offline"
         if tracking.is_logged_in():
-            return Finding("W&B", "ok", "there is a login")
-        return Finding("W&B", "note", "no login; runs are logged offline", "wandb login")
-    try:
-        mode, why = tracking.choose_mode(config)
-    except ValueError as error:
-        return Finding("W&B", "fault", str(error), "wandb login, or --wandb.mode offline")
-    if mode == "offline" and config.wandb.mode == "auto":
-        remedy = "wandb login, or --wandb.mode disabled"
+            mode, why = "online", "there is a login"
+    else:
+        try:
+            mode, why = tracking.choose_mode(config)
+        except ValueError as error:
+            return Finding("W&B", "fault", str(error), remedy)
+    if mode == "offline" and (config is None or config.wandb.mode == "auto"):
         return Finding("W&B", "note", why.partition(";")[0], remedy)
     return Finding("W&B", "ok", why)
 
@@ -246,8 +201,3 @@ def _ray_token() -> Finding:
         return Finding("Ray token", "ok", "there is one: ray start asks for it")
     shown = "none: everybody who can reach a cluster of ray start can run programs there"
     return Finding("Ray token", "note", shown, f"once, before ray start: .venv/bin/{GENERATE}")
-
-
-def _has_free_licence(path: str) -> bool:
-    """Whether nobody has to accept a licence: Gemma 4 is under Apache-2.0."""
-    return "gemma-4" in path.lower()

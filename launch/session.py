@@ -18,7 +18,7 @@ from launch.cluster import cluster, wait_for_devices
 from launch.exits import EXIT_DIED, EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem, say
 from launch.flags import SUPERVISOR
 from launch.fork import copy_start, origin
-from launch.preparation import Prepared, reward_code
+from launch.preparation import Prepared
 from launch.progress import watched
 from launch.resume import check_restored, record_start, resume
 from launch.source import code_version
@@ -40,7 +40,6 @@ from pipeline.run.meter import Hardware, RunMeter
 from pipeline.run.mirror import Mirror, mirror_url
 from pipeline.run.record_files import DamagedFileError
 from pipeline.run.records import Records
-from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
 from pipeline.run_context import RunContext
 
@@ -55,17 +54,7 @@ _EXIT_S = 4.0
 
 @dataclass
 class _Session:
-    """What the functions of this module share.
-
-    Attributes:
-        prepared: the run.
-        stop: set by a signal.
-        clock: of the budget.
-        meter: of its time.
-        tracker: W&B.
-        mirror: the copy on another host.
-        console: what the user sees.
-    """
+    """What the functions of this module share; `clock` is the budget's, `meter` its time."""
 
     prepared: Prepared
     stop: Stop
@@ -84,9 +73,7 @@ class _Session:
 async def run_session(prepared: Prepared, *, started: float) -> int:
     """Runs until the budget is used or a signal arrives; returns the exit status.
 
-    Args:
-        prepared: the run.
-        started: start of this process by `time.monotonic`.
+    `started` is the start of this process by `time.monotonic`.
 
     Raises:
         ValueError: if devices, weights or rewards are not as configured, before training starts.
@@ -102,11 +89,6 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
         phases = PhaseClock()
         phases.add("loading", phases.now() - started)  # configuration, data, check of the rewards
         meter = RunMeter(prepared.folder, Hardware.of(prepared.config), phases)
-        if clock.used_before_s and not prepared.folder.holds_run:
-            say(
-                f"{clock.used_before_s:.0f} s were used by a process that was killed before the "
-                f"run began; to begin anew delete {prepared.folder.path}"
-            )
         # What the user sees, from before Ray starts until W&B has ended.
         shown = Console(
             prepared.config.run.name,
@@ -146,15 +128,14 @@ async def _run_and_upload(session: _Session) -> int:
 
 async def _run(session: _Session) -> int:
     """Runs on a cluster; returns the exit status."""
-    stop, config = session.stop, session.prepared.config
     with ExitStack() as stack:
         with session.during("ray_start"):
-            stack.enter_context(cluster(config))
-            stop.listen()
+            stack.enter_context(cluster(session.prepared.config))
+            session.stop.listen()
         try:
             return await _run_actors(session)
         except Stopped:
-            return stop.exit_status
+            return session.stop.exit_status
         except OutOfMemory as error:
             raise Failure(error) from None
 
@@ -211,7 +192,6 @@ async def _start(session: _Session, actors: RunActors) -> Chosen:
     """Acquires the devices, loads, compiles and chooses the sizes.
 
     Raises:
-        Failure: if the code of a reward has changed since it was checked.
         NothingSmaller: if no sizes fit.
         ValueError: if a given size does not fit, or weights or rewards cannot be used.
     """
@@ -228,13 +208,7 @@ async def _start(session: _Session, actors: RunActors) -> Chosen:
         one_process=actors.one_process,
         display=session.console,
     )
-    chosen, rewards = await asyncio.gather(choosing, actors.scorer.start())
-    if reward_code(rewards) != session.prepared.reward_code:
-        raise Failure(
-            "the file of a reward function has changed while the run was starting; give the "
-            "command again",
-            EXIT_FAILED,
-        )
+    chosen, _ = await asyncio.gather(choosing, actors.scorer.start())
     return chosen
 
 
@@ -271,15 +245,6 @@ async def _coordinate(
     return 0 if ended == "finished" else session.stop.exit_status
 
 
-def _last_alarm(folder: RunFolder) -> dict[str, Any] | None:
-    """The last alarm of earlier processes, as the console shows it."""
-    alarms = folder.valid_entries("alarm")
-    if not alarms:
-        return None
-    step, rule, part = (alarms[-1][key] for key in ("step", "rule", "part"))
-    return {"step": step, "rule": rule, "text": f"{rule} {part}".strip()}
-
-
 async def _coordinator(
     session: _Session, actors: RunActors, workers: Workers, chosen: Chosen
 ) -> Coordinator:
@@ -298,7 +263,6 @@ async def _coordinator(
         step=progress.step,
         steps_planned=budget.steps,
         deadline_s=deadline.time_s,
-        last_alarm=_last_alarm(folder),
     )
     spent = session.meter.start(
         await workers.uses(), elapsed_s=clock.elapsed_s, used_before_s=clock.used_before_s
@@ -329,19 +293,16 @@ async def _coordinator(
 
 def _report_failure(session: _Session, error: Exception) -> None:
     """Journals and shows an error that ends the run."""
-    folder = session.prepared.folder
     problem = disk_problem(error)
     with suppress(OSError):  # the disk may be full
-        folder.journal("failed", error=f"{type(error).__name__}: {error}")
+        session.prepared.folder.journal("failed", error=f"{type(error).__name__}: {error}")
     if problem is not None or isinstance(error, MismatchError | TrainingStopped | DamagedFileError):
         say(problem or error, file=sys.stderr)
     else:
         say("".join(traceback.format_exception(error)).rstrip(), file=sys.stderr)
     # After these the same command would fail again; their messages have the remedy.
     if not isinstance(error, MismatchError | DamagedFileError):
-        accept = isinstance(error, TrainingStopped)
-        remedy = " (after a change of the rewards with --accept rewards)" if accept else ""
-        say(f"the run failed; the same command continues from its last checkpoint{remedy}")
+        say("the run failed; the same command continues from its last checkpoint")
 
 
 def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float) -> Deadline:

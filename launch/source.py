@@ -46,10 +46,7 @@ def copy_source(upload: Path) -> None:
 def copy_user_files(functions: Collection[str], folder: Path, upload: Path) -> None:
     """Copies what reward functions may import; nothing for those of the project.
 
-    Args:
-        functions: as in `rewards.functions`; the dry run reports files that are missing.
-        folder: the current one.
-        upload: the folder of the job.
+    `folder` is the current one. The dry run reports what is missing.
 
     Raises:
         ValueError: if a folder has too many Python files.

@@ -30,10 +30,7 @@ class Stop:
     Nothing is cleaned up then, as if the process were killed: a run folder is valid at any time,
     and what belongs to the process (cluster, W&B, temporary folders) ends without it.
 
-    Attributes:
-        notice: printed when the first signal arrives.
-        event: set by the first signal.
-        received: the first signal.
+    `notice` is printed when the first signal arrives.
     """
 
     notice: str

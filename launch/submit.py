@@ -85,13 +85,7 @@ def _read(argv: Sequence[str] | None) -> tuple[CommandLine, Config]:
 
 
 def _submit(command: CommandLine, config: Config) -> int:
-    """Submits the job, and waits for its end; returns the exit status.
-
-    Raises:
-        ValueError: if reward functions cannot be uploaded, or no node suits the plan, or this
-            command cannot reach the cluster.
-        Failure: if the cluster does not take the job.
-    """
+    """Submits the job, and waits for its end; returns the exit status."""
     use_token()
     address = os.environ.get("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265").rstrip("/")
     variables = {
@@ -121,11 +115,7 @@ def _submit(command: CommandLine, config: Config) -> int:
 
 
 def _fill(upload: Path, config: Config) -> None:
-    """Writes what the job needs: source, reward functions, and the configuration as a run folder.
-
-    Raises:
-        ValueError: see `launch.source.copy_user_files`.
-    """
+    """Writes what the job needs; the configuration as a run folder."""
     copy_source(upload)
     copy_user_files([part.function for part in config.rewards.functions], Path.cwd(), upload)
     file = upload / JOB_FOLDER / "config.json"
@@ -224,14 +214,10 @@ def one_sentence(address: str) -> Iterator[None]:
     try:
         yield
     except AuthenticationError:
-        if not has_token() and os.environ.get(_MODE) == "token":
-            raise ValueError(
-                f"RAY_AUTH_MODE asks for a token, and this user has none: {GENERATE}, then start "
-                "the cluster, or copy ~/.ray/auth_token of its host here"
-            ) from None
         raise ValueError(
-            f"the cluster at {address} refuses the token of this command: copy ~/.ray/auth_token "
-            "of its host here, or set RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
+            f"the cluster at {address} refuses the token of this command, or there is none: copy "
+            f"~/.ray/auth_token of its host here, or set RAY_AUTH_TOKEN ({GENERATE} makes one "
+            "before the cluster is started)"
         ) from None
     except (ConnectionError, requests.exceptions.RequestException):
         raise ValueError(
@@ -239,29 +225,18 @@ def one_sentence(address: str) -> Iterator[None]:
             "(or set RAY_API_SERVER_ADDRESS)"
         ) from None
     except (RuntimeError, RayStateApiException) as error:  # what the server answers, in Ray's words
-        if "No available agent" in str(error):
-            raise Failure(
-                f"the cluster at {address} takes no jobs: another program of its host had the port "
-                "of Ray's agent (52365) when it was started; start it again with ray start --head "
-                "--dashboard-agent-listen-port 0"
-            ) from None
-        lines = str(error).strip().splitlines()
-        why = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
+        first, *_, last = 2 * str(error).strip().splitlines()
+        why = first if first == last else f"{first} {last}"
         raise Failure(f"the cluster at {address} refuses the job: {why}") from None
 
 
 def _node_labels(node: str | None, config: Config, address: str) -> dict[str, str] | None:
-    """Ray's label selector of the node that the run's process is on; None: the head, Ray's default.
+    """Ray's label selector of the node of the run's process, whose actors reserve the devices.
 
-    The process itself reserves no devices: its actors do.
-
-    Args:
-        node: the node that the user names, or None.
-        config: of the run.
-        address: of the cluster.
+    None: the head, Ray's default.
 
     Raises:
-        ValueError: if no node suits the plan, or has the address.
+        ValueError: if no node suits the plan, or has the address `node`.
     """
     from ray.util.state import list_nodes
 
@@ -311,11 +286,12 @@ def _follow(client: JobSubmissionClient, job: str, address: str) -> int:
             f"the connection to job {job} is lost ({type(error).__name__}); if its cluster still "
             f"runs, so does the job: {again}"
         ) from None
+    if info.status == JobStatus.SUCCEEDED:
+        return 0
     code = info.driver_exit_code
-    if info.status != JobStatus.SUCCEEDED:
-        why = f" with exit status {code}" if code else f": {info.message}" if info.message else ""
-        say(f"job {job}: {str(info.status).lower()}{why}", file=sys.stderr)
-    return 0 if info.status == JobStatus.SUCCEEDED else code or EXIT_FAILED
+    why = f"with exit status {code}" if code else info.message or ""
+    say(f"job {job}: {str(info.status).lower()} {why}", file=sys.stderr)
+    return code or EXIT_FAILED
 
 
 if __name__ == "__main__":

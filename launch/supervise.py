@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 import psutil
 
@@ -25,12 +24,12 @@ from configs.schema import Config
 from launch.exits import EXIT_DIED, EXIT_FAILED, EXIT_REPORTED, say
 from launch.flags import RESTARTED_WHY, SUPERVISOR
 from launch.stop import AT_ONCE, stop_signals
-from pipeline.budget import Budget, used_s
+from pipeline.budget import used_s
 from pipeline.run.run_folder import RunFolder
 from rewards.processes.parent import end_with_parent
 
 _POLL_S = 1.0
-_LONGEST_PAUSE_S = 60.0
+_LONGEST_PAUSE_S = 16.0
 _STUCK_S, _STUCK_STEPS, _STUCK_CALLS = 300.0, 10, 2
 """Defaults of `faults.stuck_s`: seconds, lengths of the longest step, time limits of a reward."""
 _SLOW_S = 1800.0
@@ -48,70 +47,54 @@ class _Supervisor:
     """See `supervise`."""
 
     def __init__(self, argv: Sequence[str], config: Config) -> None:
-        self._argv = argv
+        self._argv = list(argv)
         self._config = config
         self._mark = secrets.token_hex(8)
         self._folder = RunFolder.of(config)
         self._child: subprocess.Popen[bytes] | None = None
         self._signalled = threading.Event()
-        self._unsent: int | None = None
-        self._received = self._done = self._deaths = 0
-        self._lived_s = 0.0
+        self._received = 0
         self._hung: str | None = None
 
     def run(self) -> int:
         """Runs the command, as often as necessary; returns the exit status."""
         for number in stop_signals():
             signal.signal(number, self._on_signal)
-        argv = list(self._argv)
+        argv, limit = self._argv, self._config.faults.restarts
         # With SPT_NOENV the environment of Ray's agents, which rename themselves, can be read.
         environment = {**os.environ, SUPERVISOR: self._mark, "SPT_NOENV": "1"}
-        extensions, self._done = self._extensions(), self._steps()
+        extensions, done, deaths = self._extensions(), self._steps(), 0
         while True:
-            self._lived_s = time.monotonic()
+            started_s = time.time()
             status = self._run_child(argv, environment)
-            if status == EXIT_REPORTED:
-                return EXIT_FAILED
             why = self._death(status)
             if why is None:
-                return status
+                return EXIT_FAILED if status == EXIT_REPORTED else status
             if self._signalled.is_set():
                 return 128 + self._received
-            pause_s = self._pause_s(why)
-            if pause_s is None:
+            steps = self._steps()
+            deaths = 1 if steps > done else deaths + 1
+            done = max(done, steps)
+            if deaths > limit:
+                say(
+                    f"{why}; this is death {deaths} without a new training step (faults.restarts "
+                    f"= {limit}); the same command continues from the last checkpoint",
+                    file=sys.stderr,
+                )
                 return EXIT_FAILED
+            say(f"{why}; it is started again, and the run resumes")
+            if self._signalled.wait(min(4.0 ** (deaths - 1), _LONGEST_PAUSE_S)):
+                return 128 + self._received
             if self._extensions() > extensions:
                 argv = without(argv, "--extend")
-            if self._signalled.wait(pause_s):
-                return 128 + self._received
-            self._count_time()
+            self._count_time(started_s)
             environment[RESTARTED_WHY] = why
 
-    def _count_time(self) -> None:
-        """Counts the time since the process was last seen alive as used by the run."""
-        gap_s = time.monotonic() - self._lived_s
+    def _count_time(self, started_s: float) -> None:
+        """Counts the time since the process last wrote its status as used by the run."""
         with suppress(OSError):  # there is no folder
-            self._folder.record_used_s(used_s(self._folder) + gap_s)
-
-    def _pause_s(self, why: str) -> float | None:
-        """Says what follows a death; seconds to wait before the restart, None: there is none."""
-        steps = self._steps()
-        if steps > self._done:
-            self._done, self._deaths = steps, 0
-        self._deaths += 1
-        if self._is_time_up():
-            say(f"{why}; no time is left to start it again", file=sys.stderr)
-            return None
-        if self._deaths > self._config.faults.restarts:
-            say(
-                f"{why}; this is death {self._deaths} without a new training step (faults.restarts "
-                f"= {self._config.faults.restarts}); the same command continues from the last "
-                "checkpoint",
-                file=sys.stderr,
-            )
-            return None
-        say(f"{why}; it is started again, and the run resumes")
-        return min(4.0 ** (self._deaths - 1), _LONGEST_PAUSE_S)
+            alive_s = max(started_s, self._folder.status.stat().st_mtime)
+            self._folder.record_used_s(used_s(self._folder) + time.time() - alive_s)
 
     def _run_child(self, argv: Sequence[str], environment: Mapping[str, str]) -> int:
         """Runs the command once; returns its exit status, negative if a signal ended it."""
@@ -122,7 +105,8 @@ class _Supervisor:
             start_new_session=True,
             preexec_fn=end_with_parent,  # noqa: PLW1509  # a system call
         )
-        self._forward()  # what arrived while it was started
+        if self._received:  # while it was started
+            self._child.send_signal(self._received)
         try:
             return self._wait(self._child)
         finally:
@@ -131,25 +115,17 @@ class _Supervisor:
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
         """Waits for the end of the command, which is killed if it makes no progress."""
-        self._hung, before, quiet_s = None, dict[str, Any](), 0.0
-        last_s = time.monotonic()
+        self._hung, before, moved_s = None, None, time.monotonic()
         while True:
             with suppress(subprocess.TimeoutExpired):
                 return child.wait(_POLL_S)
-            now_s = time.monotonic()
-            # Not the time in which this process itself was stopped.
-            passed_s, last_s = min(now_s - last_s, 2 * _POLL_S), now_s
-            status = self._folder.last_status
-            if status.get("pid") != child.pid:
-                status = {}  # of an earlier process
-            if not status or status != before:
-                self._lived_s = last_s
-            moves = not status or status["progress"] != before.get("progress")
-            quiet_s = 0.0 if moves else quiet_s + passed_s
-            before = status
-            if quiet_s > (self._config.faults.stuck_s or _STUCK_S):
+            status, now_s = self._folder.last_status, time.monotonic()
+            progress = status["progress"] if status.get("pid") == child.pid else None
+            if progress is None or progress != before:
+                before, moved_s = progress, now_s
+            elif now_s - moved_s > (self._config.faults.stuck_s or _STUCK_S):
                 limit_s = self._stuck_s(slow=status["slow"])
-                if quiet_s > limit_s:
+                if now_s - moved_s > limit_s:
                     self._hung = f"the run made no progress for {limit_s:.0f} s (faults.stuck_s)"
                     child.kill()
 
@@ -174,10 +150,6 @@ class _Supervisor:
             return "the run's process ended with status 1 and no reason, as without Ray's processes"
         return None
 
-    def _is_time_up(self) -> bool:
-        budget = Budget.of(self._config, self._folder)
-        return budget.is_used_up(elapsed_s=used_s(self._folder), now_s=time.time())
-
     def _extensions(self) -> int:
         return sum(1 for _ in self._folder.events("extended"))
 
@@ -186,19 +158,14 @@ class _Supervisor:
 
     def _on_signal(self, number: int, _: object) -> None:
         if not self._received:
-            self._received = self._unsent = number
+            self._received = number
             self._signalled.set()
-            self._forward()
+            if self._child is not None:
+                self._child.send_signal(number)
         elif number == signal.SIGINT and self._child is not None:
             with suppress(OSError):  # the terminal is gone
                 os.write(2, AT_ONCE)
             self._child.kill()
-
-    def _forward(self) -> None:
-        """Sends the first signal once, to a command that runs; it may interrupt this."""
-        if self._child is not None and self._unsent is not None:
-            number, self._unsent = self._unsent, None
-            self._child.send_signal(number)
 
 
 def without(argv: Sequence[str], flag: str) -> list[str]:

@@ -30,12 +30,7 @@ _VERSION = re.compile(r"(?P<run>.+)@(?P<version>\d+|best|last)")
 
 @dataclass(frozen=True)
 class Version:
-    """A version of a run's policy.
-
-    Attributes:
-        run: the run folder.
-        adapter: folder of its adapter: a checkpoint, the best adapter, or an export.
-    """
+    """A version of a run's policy: `adapter` is the folder of a checkpoint, or an export."""
 
     run: Path
     adapter: Path
@@ -55,9 +50,7 @@ class Version:
 def read_policy(name: str, overrides: Sequence[Override]) -> tuple[Config, Version | None]:
     """The settings of a policy, with the placement of its run, and its version.
 
-    Args:
-        name: of a version, or a TOML file, whose base is meant: it has no version.
-        overrides: of the settings.
+    A TOML file stands for its base, which has no version.
 
     Raises:
         ConfigError: if the settings have mistakes.
@@ -83,9 +76,6 @@ def split_version(name: str) -> tuple[Path, str | None]:
 
 def find_version(name: str) -> Version:
     """Finds a version by its name.
-
-    Args:
-        name: as in the description of this module.
 
     Raises:
         FileNotFoundError: if there is no such folder, or no such version; names those that exist.
@@ -116,10 +106,8 @@ def _is_run(folder: Path) -> bool:
 def find_checkpoint(run: Path, which: str | None) -> Path:
     """The folder of one of a run's checkpoints.
 
-    Args:
-        run: the run folder.
-        which: `best` (by validation), `last`, or a step; None: the best if there is one, otherwise
-            the last.
+    `which` is `best` (by validation), `last`, or a step; None: the best if there is one, otherwise
+    the last.
 
     Raises:
         FileNotFoundError: naming the existing checkpoints.

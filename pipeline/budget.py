@@ -60,11 +60,6 @@ class Budget:
         """
         return self.time_s if self.until_s is None else elapsed_s + self.until_s - now_s
 
-    def is_used_up(self, *, elapsed_s: float, now_s: float) -> bool:
-        """Whether no time is left; see `deadline_s`."""
-        deadline_s = self.deadline_s(elapsed_s=elapsed_s, now_s=now_s)
-        return deadline_s is not None and elapsed_s >= deadline_s
-
     @property
     def name(self) -> str:
         """The budget as text, in the form of a setting."""

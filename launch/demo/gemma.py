@@ -84,18 +84,15 @@ def main() -> int:
     )
     parser.add_argument("--out", default=FOLDER, help=f"folder to write (default: {FOLDER})")
     folder = Path(parser.parse_args().out).expanduser()
-    return exit_status(lambda: _fetch_once(folder))
 
-
-def _fetch_once(folder: Path) -> int:
-    if not folder.exists():
-        print(NOTICE.format(terms=_TERMS), flush=True)
-        try:
+    def fetch_once() -> int:
+        if not folder.exists():
+            print(NOTICE.format(terms=_TERMS), flush=True)
             fetch(folder)
-        except OSError as error:
-            raise Failure(f"--out {folder} cannot be written: {error.strerror}") from error
-    print(f"Gemma 3 270m is in {folder}")
-    return 0
+        print(f"Gemma 3 270m is in {folder}")
+        return 0
+
+    return exit_status(fetch_once)
 
 
 if __name__ == "__main__":

@@ -52,15 +52,12 @@ _SHARD_BYTES = 5 * 10**9
 
 
 def convert(source: Path, *, tokenizer: Path, out: Path) -> None:
-    """Writes the model in bfloat16, with its `config.json` and the tokenizer.
+    """Writes the model in bfloat16, with its `config.json` and the tokenizer, into a folder.
 
     Args:
         source: the GGUF file of `gemma_files.txt`.
         tokenizer: its `tokenizer.model`.
-        out: a folder, which is made.
-
-    Raises:
-        ModuleNotFoundError: if `gguf` is not installed.
+        out: the folder.
     """
     from gguf import GGUFReader, dequantize  # late: an optional package
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from launch.exits import exit_status
+
 PEOPLE = 4
 """People in a queue."""
 # Each is one token of Gemma's vocabulary.
@@ -33,7 +35,6 @@ NAMES = {
 }
 """Who stands in the queues of each split."""
 SIZES = {"train": 2000, "validation": 100, "test": 300}
-_ANSWERS = {"before": "test_before.jsonl", "after": "test_after.jsonl"}
 
 
 def make_rows(split: str, *, count: int, seed: int) -> list[dict[str, str]]:
@@ -78,19 +79,15 @@ def kind_of(answer: str, row: Mapping[str, str]) -> str:
 
 
 def kinds_of_answers(run: Path) -> dict[str, Counter[str]]:
-    """Counts the kinds of the test's answers, before and after training.
-
-    Args:
-        run: run folder of a finished run on this task.
-    """
+    """Counts the kinds of the test's answers of a run on this task, before and after training."""
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     rows = _read(Path(config["data"]["test"]["path"]))
     return {
         when: Counter(
             kind_of(one["found"] or "", rows[one["prompt_id"] - 1])
-            for one in _read(run / "rollouts" / file)
+            for one in _read(run / "rollouts" / f"test_{when}.jsonl")
         )
-        for when, file in _ANSWERS.items()
+        for when in ("before", "after")
     }
 
 
@@ -109,22 +106,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument("--answers", type=Path, metavar="RUN_DIR", help="kinds of a run's answers")
     what.add_argument("--template", type=int, metavar="N", help="template with N solved examples")
     parser.add_argument("--seed", default=0, type=int, help="of the splits (default 0)")
-    options = parser.parse_args(arguments)
+    return exit_status(lambda: _run(parser.parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> int:
     if options.template is not None:
         print(template(options.template))
-        return 0
-    try:
-        if options.out is not None:
-            print("\n".join(map(str, write_splits(options.out, seed=options.seed))))
-            return 0
+    elif options.out is not None:
+        print("\n".join(map(str, write_splits(options.out, seed=options.seed))))
+    else:
         for when, kinds in kinds_of_answers(options.answers).items():
             total = kinds.total()
             shares = (f"{kind} {count / total:.1%}" for kind, count in kinds.most_common())
             print(f"{when}: {', '.join(shares)} of {total}")
-    except OSError as error:
-        parser.error(f"{error.filename}: {error.strerror}")
-    except (KeyError, IndexError, TypeError, ValueError):
-        parser.error(f"--answers {options.answers}: not the folder of a run on this task")
     return 0
 
 

@@ -14,9 +14,8 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from launch.peak_memory import PeakMemory
 from pipeline.evaluate.summary import show_mean
@@ -43,11 +42,6 @@ def run(config: str, name: str, *, folder: Path, settings: Sequence[str]) -> str
     minutes, summary = (time.monotonic() - started) / 60, RunFolder(folder / name).summary
     if done.returncode or summary is None:
         raise RuntimeError(f"{name}: exit status {done.returncode}")
-    return row(name, summary, minutes=minutes, peak_gib=peak.bytes / 2**30)
-
-
-def row(name: str, summary: Mapping[str, Any], *, minutes: float, peak_gib: float) -> str:
-    """A Markdown row of the figures in `summary.json`."""
     found, best = summary["eval"], summary["best"]
     before, after = found["before"], found["after"]
     low, high = found["paired_ci95"]
@@ -57,7 +51,7 @@ def row(name: str, summary: Mapping[str, Any], *, minutes: float, peak_gib: floa
         f"| {found['paired_p']:.1e} | {before['well_formed']:.1%} "
         f"| {best['step']} of {best['last_step']} "
         f"| {best['accuracy']:.1%}, {best['last_accuracy']:.1%} "
-        f"| {minutes:.1f} | {peak_gib:.1f} |"
+        f"| {minutes:.1f} | {peak.bytes / 2**30:.1f} |"
     )
 
 

@@ -95,38 +95,33 @@ def solution(problem: Problem, rng: Random, rates: ErrorRates = CORRECT) -> str:
     return f"<reasoning>{' '.join(steps)}</reasoning><answer>{total}</answer>"
 
 
-def make_splits(
-    seed: int, *, train: int = 4000, validation: int = 500, test: int = 500
-) -> dict[str, list[Problem]]:
+def make_splits(seed: int) -> dict[str, list[Problem]]:
     """Generates the splits; no two problems in them have equal terms or questions."""
     rng, taken = Random(seed), set[Terms]()
-    sizes = {"test": test, "validation": validation, "train": train}
+    sizes = {"test": 500, "validation": 500, "train": 4000}
     return {name: make_problems(rng, count=size, taken=taken) for name, size in sizes.items()}
 
 
-def write_splits(
-    folder: Path, *, seed: int, train: int = 4000, validation: int = 500, test: int = 500
-) -> list[Path]:
+def write_splits(folder: Path, *, seed: int) -> list[Path]:
     """Writes `train.jsonl`, `validation.jsonl` and `test.jsonl`: the same bytes for the same seed.
 
     Each line has a `question` and an `answer`, both strings. Returns the files.
     """
-    splits = make_splits(seed, train=train, validation=validation, test=test)
     return [
         _write(
             folder / f"{name}.jsonl",
             [{"question": p.question, "answer": str(p.answer)} for p in problems],
         )
-        for name, problems in splits.items()
+        for name, problems in make_splits(seed).items()
     ]
 
 
-def write_demonstrations(folder: Path, *, seed: int, count: int = 400) -> Path:
+def write_demonstrations(folder: Path, *, seed: int) -> Path:
     """Writes `demonstrations.jsonl` for the SFT phase: training problems with correct solutions.
 
     Each line has a `question` and a `completion`, both strings. Returns the file.
     """
-    problems, rng = make_splits(seed)["train"][:count], Random(seed)
+    problems, rng = make_splits(seed)["train"][:400], Random(seed)
     rows = [{"question": p.question, "completion": solution(p, rng)} for p in problems]
     return _write(folder / "demonstrations.jsonl", rows)
 
@@ -194,13 +189,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to write to")
     parser.add_argument("--seed", default=0, type=int, help="same seed, same bytes (default 0)")
     options = parser.parse_args(arguments)
-    try:
-        files = write_splits(options.out, seed=options.seed)
-        files.append(write_demonstrations(options.out, seed=options.seed))
-    except OSError as error:
-        parser.error(f"--out {options.out}: {error.strerror}; give a writable folder")
-    for file in files:
-        print(file)
+    files = write_splits(options.out, seed=options.seed)
+    files.append(write_demonstrations(options.out, seed=options.seed))
+    print("\n".join(map(str, files)))
     return 0
 
 

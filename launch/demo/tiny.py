@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -38,40 +39,9 @@ from pipeline.data.text import chat
 from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.data.text.tokenizer_files import read_tokenizer
 
-CONFIG: dict[str, Any] = {
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "num_hidden_layers": 7,
-    "query_pre_attn_scalar": 32,
-    "rope_theta": 1_000_000.0,
-    "rope_local_base_freq": 10_000.0,
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "sliding_window": 32,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-6,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "attention_bias": False,
-    "tie_word_embeddings": True,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "bos_token_id": 2,
-    "dtype": "bfloat16",
-}
-"""The model's `config.json`."""
-TOKENIZER_CONFIG = {
-    "tokenizer_class": "GemmaTokenizer",
-    "add_bos_token": True,
-    "add_eos_token": False,
-    "bos_token": "<bos>",
-    "eos_token": "<eos>",
-    "pad_token": "<pad>",
-    "unk_token": "<unk>",
-}
+BASE = Path(__file__).with_name("tiny_gemma3")
+CONFIG: dict[str, Any] = json.loads((BASE / "config.json").read_text(encoding="utf-8"))
+"""The model's `config.json`, as in the repository."""
 ERROR_RATES = ErrorRates(carry=0.57, operator=0.12)
 BATCH, TOKENS = 128, 80
 STEPS, PEAK_LR = 900, 2e-3
@@ -86,8 +56,7 @@ def write_tokenizer(folder: Path, *, seed: int) -> None:
         texts.append(_prompt(problem.question) + solution(problem, rng))
     path = folder / "tokenizer.model"
     train_tokenizer(texts, path, vocab_size=CONFIG["vocab_size"], whole=TAGS)
-    text = json.dumps(TOKENIZER_CONFIG, indent=2) + "\n"
-    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    shutil.copy(BASE / "tokenizer_config.json", folder)
 
 
 def _prompt(question: str) -> str:
@@ -108,10 +77,7 @@ def batches(
             problem = make_problem(rng)
             if problem.terms in held_out:
                 continue
-            prompt = [
-                tokenizer.bos_id,
-                *tokenizer.encode(_prompt(problem.question)),
-            ]
+            prompt = [tokenizer.bos_id, *tokenizer.encode(_prompt(problem.question))]
             answer = [*tokenizer.encode(solution(problem, rng, ERROR_RATES)), end]
             length = len(prompt) + len(answer)
             tokens[row, :length] = prompt + answer
@@ -123,11 +89,7 @@ def batches(
 def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
     """Trains all parameters on solutions with mistakes and writes the model folder `out`.
 
-    Args:
-        draft: folder with `config.json` and the tokenizer's files.
-        out: an existing, empty folder.
-        seed: of the data and the initial parameters.
-        steps: optimizer updates.
+    `draft` has `config.json` and the tokenizer's files; `out` exists and is empty.
     """
     mesh = make_mesh(jax.devices()[:1])
     policy = make_policy(draft, dtype="float32", lora=Lora(rank=1), mesh=mesh)
@@ -205,8 +167,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder)
-        text = json.dumps(CONFIG, indent=2) + "\n"
-        (draft / "config.json").write_text(text, encoding="utf-8")
+        shutil.copy(BASE / "config.json", draft)
         write_tokenizer(draft, seed=args.seed)
         pretrain(draft, args.out, seed=args.seed, steps=args.steps)
     print(f"wrote {args.out}")

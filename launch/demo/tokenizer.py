@@ -44,11 +44,8 @@ def train_tokenizer(
     word with a leading space and one without are different pieces. Remaining ids are filled with
     `<unused99>` and so on, as in Gemma's own vocabulary.
 
-    Args:
-        texts: in which characters and words are counted.
-        path: the file to write, usually `tokenizer.model`.
-        vocab_size: exact number of pieces, enough for special tokens, bytes and characters.
-        whole: strings that become one piece each, from id 108 on.
+    `whole` are strings that become one piece each, from id 108 on. `vocab_size` must be enough for
+    special tokens, bytes and characters.
     """
     symbols = (*SPECIAL_PIECES, *whole)
     characters, words = _count(texts, symbols)

@@ -1,10 +1,8 @@
-"""The handles of Ray actors: errors and cancelled calls; with fakes."""
+"""The handles of Ray actors: errors, deaths, and the same model on all nodes; with fake actors."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,97 +10,51 @@ import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
 from actors.groups import ModelActors
-from actors.handles import ColocatedHandle, ModelHandle, ScorerHandle
+from actors.handles import ColocatedHandle, ModelHandle
 from actors.placement import Reservation
 from pipeline.protocols import OutOfMemory, WorkerDied
 
 
-class FakeMethod:
-    """A method of a Ray actor; `answer` computes the value of the reference."""
+def fake_actor(**answers: Any) -> Any:
+    """A Ray actor: what each of its methods returns, or raises."""
 
-    def __init__(self, answer: Callable[..., Any]) -> None:
-        self._answer = answer
+    def method(answer: Any) -> Any:
+        async def remote(*_: Any, **__: Any) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
 
-    async def remote(self, *args: Any, **kwargs: Any) -> Any:
-        return self._answer(*args, **kwargs)
+        return SimpleNamespace(remote=remote)
 
-
-class FakeActor:
-    def __init__(self, **methods: Callable[..., Any]) -> None:
-        for name, answer in methods.items():
-            setattr(self, name, FakeMethod(answer))
-
-
-def worker_of(actor: FakeActor) -> ColocatedHandle:
-    return ColocatedHandle(actor, "learner")
-
-
-def raises(error: Exception) -> Callable[..., Any]:
-    def answer(*_: Any, **__: Any) -> Any:
-        raise error
-
-    return answer
+    return SimpleNamespace(**{name: method(answer) for name, answer in answers.items()})
 
 
 def task_error(cause: Exception) -> RayTaskError:
     return RayTaskError("method", "traceback", cause)
 
 
-@pytest.mark.parametrize("error", [ValueError("wrong"), OutOfMemory("update", "no room")])
-def test_an_error_of_the_actor_is_raised_unchanged(error: Exception):
-    worker = worker_of(FakeActor(update=raises(task_error(error))))
-    with pytest.raises(type(error)) as caught:
+def test_an_error_of_the_actor_is_raised_unchanged_and_a_dead_process_is_named():
+    error = OutOfMemory("update", "no room")
+    worker = ColocatedHandle(fake_actor(update=task_error(error)), "learner")
+    with pytest.raises(OutOfMemory) as caught:
         asyncio.run(worker.update([]))
     assert caught.value is error
-    assert caught.value.__cause__ is None
-
-
-def test_a_dead_process_is_named():
-    worker = worker_of(FakeActor(update=raises(RayActorError())))
+    worker = ColocatedHandle(fake_actor(update=RayActorError()), "learner")
     with pytest.raises(WorkerDied, match=r"^learner: its process ended unexpectedly$"):
         asyncio.run(worker.update([]))
 
 
-def test_a_cancelled_score_is_cancelled_in_the_actor(monkeypatch: pytest.MonkeyPatch):
-    class Waiting:
-        async def _wait(self) -> None:
-            await asyncio.Event().wait()
-
-        def __await__(self) -> Any:
-            return self._wait().__await__()
-
-    ref, cancelled = Waiting(), list[object]()
-    monkeypatch.setattr("ray.cancel", cancelled.append)
-    actor = SimpleNamespace(score=SimpleNamespace(remote=lambda _: ref))
-
-    async def run() -> None:
-        task = asyncio.create_task(ScorerHandle(actor, "rewards").score([]))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(run())
-    assert cancelled == [ref]
-
-
-def started(*found: Callable[..., Any]) -> None:
-    """Starts a process on each node, which finds or does not find the model."""
-    workers = [
-        ModelHandle(
-            FakeActor(find_model=answer, node=partial(str.format, "node {}", number)),
-            f"sampler {number}",
-        )
-        for number, answer in enumerate(found)
-    ]
-    asyncio.run(ModelActors(cast("Reservation", None), workers).started())
-
-
 def test_nodes_must_have_the_same_model():
-    started(lambda: "same", lambda: "same")
+    def start(*found: Any) -> None:
+        """Starts a process on each node, which finds or does not find the model."""
+        workers = [
+            ModelHandle(fake_actor(find_model=one, node=f"node {number}"), f"sampler {number}")
+            for number, one in enumerate(found)
+        ]
+        asyncio.run(ModelActors(cast("Reservation", None), workers).started())
+
+    start("same", "same")
     with pytest.raises(FileNotFoundError, match=r"^no folder /m; this is on node 1, where sampler"):
-        started(lambda: "same", raises(task_error(FileNotFoundError("no folder /m"))))
+        start("same", task_error(FileNotFoundError("no folder /m")))
     with pytest.raises(ValueError, match="the weights on node 1 differ from those on node 0; put"):
-        started(lambda: "one", lambda: "two")
-    with pytest.raises(WorkerDied, match=r"^sampler 0: its process ended unexpectedly$"):
-        started(raises(RayActorError()))
+        start("one", "two")

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.colocated_actor import ColocatedActor
 from actors.learner_actor import LearnerActor
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.model import lora
@@ -74,22 +73,3 @@ def test_the_best_adapter_is_that_of_its_file_or_a_checkpoint(
     else:
         with pytest.raises(ValueError, match=r"best is not the best version .*/1 is gone; put"):
             actor.recover_best(version, sha256)
-
-
-def test_one_process_samples_under_the_adapter_that_it_published(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    actor = ColocatedActor(tiny.make_config())
-    actor.learner = usual()
-    loaded: list[str] = []
-    monkeypatch.setattr(
-        actor, "set_adapter", lambda adapter, **_: loaded.append(lora.sha256(adapter))
-    )
-    update(actor)
-    sent = []
-    for which in ("initial", "current", "probe"):
-        (version, sha256), payload = actor.publish(which=which)
-        actor.load(version, payload)
-        sent.append(sha256)
-    assert loaded == sent
-    assert len(set(sent)) == 3

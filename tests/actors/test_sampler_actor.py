@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,9 @@ from launch.bench.harness import compilations
 from pipeline.compute.decode.rollout_weights import RolloutWeights
 from pipeline.compute.model import lora
 from pipeline.compute.model.adapter_file import write_adapter_file
-from pipeline.compute.model.sharding import make_mesh
-from pipeline.compute.opening import open_model
 from pipeline.types import Completion
 from tests import tiny
 from tests.actors.two_layers import opened
-from tests.demo_texts import write_tokenizer
 from tests.pipeline.compute.learner.test_learner import ahead
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "gemma3"
@@ -57,13 +53,6 @@ def test_a_runs_adapter_is_opened_once(sampler: SamplerActor, tmp_path: Path):
     assert sampler.open_adapter(str(tmp_path)) == opened
     assert (sampler.version, sampler.sha256) == (7, sha256)
     assert lora.sha256(sampler.adapter) == sha256
-
-
-def test_a_path_without_an_adapter_leaves_the_old_one_loaded(sampler: SamplerActor, tmp_path: Path):
-    base = sampler.open_adapter(None)
-    with pytest.raises(FileNotFoundError, match="is no PEFT folder"):
-        sampler.open_adapter(str(tmp_path))
-    assert sampler.sha256 == base.sha256
 
 
 def config(kind: str, **tables: dict[str, Any]) -> Config:
@@ -125,24 +114,3 @@ def test_a_colocated_sampler_with_merged_weights_follows_the_learner():
     assert tokens(drawn[0]) != tokens(drawn[1])
     # The learner's base is unchanged and was not copied.
     assert pointers == {name: value.unsafe_buffer_pointer() for name, value in model.base.items()}
-
-
-def test_a_split_sampler_keeps_no_unquantized_matrix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    model = write_tokenizer(tmp_path)
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(GOLDEN / name, model)
-    mesh = make_mesh(jax.devices()[:1])
-    monkeypatch.setattr("pipeline.compute.opening.open_mesh", lambda **_: mesh)
-    monkeypatch.setattr("pipeline.compute.opening.check_tokenizer", lambda *_, **__: None)
-    split = config("int8", model={"path": str(model)}, plan={"placement": "split"})
-    learner, sampler = open_model(split, role="learner"), open_model(split, role="sampler")
-    assert (learner.policy.quantization, sampler.policy.quantization) == ("none", "int8")
-    assert sampler.policy.adapter_shapes == learner.policy.adapter_shapes
-    assert any(name.endswith((".w", ".kernel")) for name in learner.base)
-    assert not any(name.endswith((".w", ".kernel")) for name in sampler.base)
-    # There is no further copy.
-    weights = RolloutWeights(sampler.policy, sampler.base, split)
-    assert weights.policy is sampler.policy
-    assert all(weights.base[name] is value for name, value in sampler.base.items())

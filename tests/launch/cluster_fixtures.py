@@ -146,19 +146,11 @@ def below(process: int, text: str) -> list[psutil.Process]:
 
 @dataclass(frozen=True)
 class Head:
-    """A running cluster.
-
-    Attributes:
-        gcs: address that `ray.init` takes.
-        process: of the head.
-        environment: for processes that talk to it: `ray job` and `ray.init`.
-        aws: configuration of S3, which only `ray start` knows, like the keys.
-    """
+    """A running cluster: address of its GCS, process, environment of what talks to it."""
 
     gcs: str
     process: int
     environment: dict[str, str]
-    aws: Path
 
     def start(self, *command: object) -> subprocess.Popen[str]:
         """Starts a command that joins the cluster."""
@@ -168,10 +160,6 @@ class Head:
     def run(self, *command: object, text: str = "") -> tuple[int, str]:
         """Runs a command that joins the cluster; returns its status and output."""
         return finish(self.start(*command), text)
-
-    def actors(self, name: str) -> list[psutil.Process]:
-        """Returns the processes of the actors of a class."""
-        return below(self.process, name)
 
     def is_up(self) -> bool:
         """Whether jobs can be submitted, and drivers can join."""
@@ -214,11 +202,9 @@ def running_head(*, cpus: int = 4) -> Iterator[Head]:
         *(f"--dashboard-agent-listen-port={agent}", f"--dashboard-agent-grpc-port={grpc}"),
         *(f"--num-cpus={cpus}", f"--object-store-memory={256 * 2**20}"),
     )
-    starting = Head(f"127.0.0.1:{gcs}", 0, environment, folder / "aws")
-    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
-    keys["AWS_CONFIG_FILE"] = str(starting.aws)
+    starting = Head(f"127.0.0.1:{gcs}", 0, environment)
     try:
-        with _running(command, environment | keys, folder / "log", starting.is_up) as process:
+        with _running(command, environment, folder / "log", starting.is_up) as process:
             yield replace(starting, process=process)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -228,11 +214,7 @@ def running_head(*, cpus: int = 4) -> Iterator[Head]:
 def running_node(head: Head, home: Path, *, cpus: int = 4, **variables: str) -> Iterator[int]:
     """Adds a node to a cluster, on this machine, and removes it; yields the pid of its Ray.
 
-    Args:
-        head: of the cluster.
-        home: the user's folder on the node; its name is that of the node.
-        cpus: number of its CPUs.
-        variables: of its environment.
+    `home` is the user's folder there; its name is that of the node.
     """
     home.mkdir()
     log, before = home / "log", head.nodes()
@@ -262,29 +244,23 @@ def _running(
 
     On a busy machine Ray gives up after 30 s; then it is started again.
     """
-    deadline = time.monotonic() + PATIENCE_S
-    with contextlib.ExitStack() as stack:
-        process = stack.enter_context(_process(command, environment, log))
+
+    def begin() -> subprocess.Popen[bytes]:
+        with log.open("a") as output:
+            return subprocess.Popen(
+                command, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+
+    deadline, process = time.monotonic() + PATIENCE_S, begin()
+    try:
         while not is_up():
             assert time.monotonic() < deadline, log.read_text()
             if process.poll() is not None:
-                process = stack.enter_context(_process(command, environment, log))
+                process = begin()
             time.sleep(_POLL_S)
         yield process.pid
-
-
-@contextlib.contextmanager
-def _process(
-    command: Sequence[str], environment: Mapping[str, str], log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("a") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-    try:
-        yield process
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(60)
         with contextlib.suppress(ProcessLookupError):
@@ -304,11 +280,6 @@ def write_config(folder: Path, *, name: str) -> Path:
     path = folder / f"{name}.toml"
     path.write_text(CONFIG.format(name=name, runs=folder / "runs"))
     return path
-
-
-def train_command(config: Path, *settings: str) -> list[str]:
-    """Returns the command line of `launch.train` for a configuration."""
-    return launch("train", config, *settings)
 
 
 def launch(name: str, *arguments: object) -> list[str]:
@@ -346,25 +317,11 @@ SECRETS = {
 
 @dataclass(frozen=True)
 class FinishedJob:
-    """A submitted run of two steps.
-
-    Attributes:
-        run: its folder.
-        status: of its submission.
-        output: of its submission.
-    """
+    """A submitted run of two steps: its folder, and what its submission returned."""
 
     run: Path
     status: int
     output: str
-
-
-def finished_job(head: Head, folder: Path) -> FinishedJob:
-    """Submits a run in `folder` and waits for its end."""
-    config = write_config(folder, name="finished")
-    variables: dict[str, Any] = {**SECRETS, "WANDB_MODE": "offline"}
-    status, output = submit(head, config, **variables)
-    return FinishedJob(folder / "runs" / "finished", status, output)
 
 
 def wait_until(

@@ -5,13 +5,22 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from configs.load import config_to_json, load_config
+from pipeline.run.run_folder import RunFolder
 from tests.demo_texts import write_tokenizer
-from tests.launch.cluster_fixtures import FinishedJob, Head, finished_job, running_head
-from tests.launch.push_hub import PushHub, use
-from tests.launch.small_run import write_request
+from tests.launch.cluster_fixtures import (
+    SECRETS,
+    FinishedJob,
+    Head,
+    running_head,
+    submit,
+    write_config,
+)
+from tests.launch.small_run import write_best, write_checkpoint, write_request
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +49,20 @@ def request_path(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> PushHub:
-    """A hub that this process talks to, with a login."""
-    found = PushHub()
-    use(found, monkeypatch)
-    return found
+def moved(request_path: Path) -> Path:
+    """A run that has been moved: checkpoints of steps 3 and 12, the best, an export, answers."""
+    folder = request_path.parent / "moved"
+    write_checkpoint(folder, 3)
+    write_checkpoint(folder, 12)
+    write_best(folder, 9)
+    (folder / "checkpoints" / "14.orbax-checkpoint-tmp").mkdir()
+    (folder / "export" / "adapter").mkdir(parents=True)
+    (folder / "export" / "config.json").write_text('{"model_type": "gemma3_text"}')
+    config = config_to_json(load_config(request_path))
+    (folder / "config.json").write_text(config, encoding="utf-8")
+    (folder / "rollouts").mkdir()
+    RunFolder(folder).write_rollouts("test_after", [{"text": "tom has 3 apples."}])
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +74,10 @@ def head() -> Iterator[Head]:
 @pytest.fixture(scope="session")
 def job(head: Head, tmp_path_factory: pytest.TempPathFactory) -> FinishedJob:
     """A submitted run of two steps that has finished."""
-    return finished_job(head, tmp_path_factory.mktemp("finished"))
+    folder = tmp_path_factory.mktemp("finished")
+    variables: dict[str, Any] = {**SECRETS, "WANDB_MODE": "offline"}
+    status, output = submit(head, write_config(folder, name="finished"), **variables)
+    return FinishedJob(folder / "runs" / "finished", status, output)
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from rewards.answers import is_correct
 from rewards.base import RewardInput, Tags
@@ -19,10 +16,6 @@ def any_number(completion: str, *, answer: str) -> float:
 
 def length_credit(completion: str, *, answer: str, tags: Tags) -> float:
     return is_correct(completion, answer=answer, tags=tags) + len(completion) / 100
-
-
-def short_is_good(completion: str, *, answer: str, tags: Tags) -> float:
-    return is_correct(completion, answer=answer, tags=tags) - len(completion) / 1000
 
 
 def closeness(completion: str, *, answer: str, tags: Tags, scale: float = 10.0) -> float:
@@ -42,14 +35,17 @@ def boxed(completion: str, *, answer: str) -> float:
     return float(found[-1:] == [answer])
 
 
+def contains(completion: str, *, answer: str) -> float:
+    return float(answer in completion)
+
+
+def bare(completion: str, *, answer: str) -> float:
+    return float(completion.split("\n", maxsplit=1)[0] == answer)
+
+
 def slow(completion: str) -> float:
     time.sleep(0.02)
     return float(len(completion) % 7)
-
-
-async def asks(completion: str) -> float:
-    await asyncio.sleep(0.001)
-    return float(len(completion) % 5)
 
 
 def fails_on_empty(completion: str) -> float:
@@ -72,20 +68,16 @@ def named(completion: str) -> dict[str, float]:
     return {"length": min(len(completion), 10) / 10, "dots": float("." in completion)}
 
 
-def checksum(completion: str) -> float:
-    """Depends on every character: it varies for a model that is hardly trained, too."""
-    return float(sum(map(ord, completion)) % 7)
-
-
 def style(completion: str) -> float:
     return min(1.0, completion.count(" ") / 5)
 
 
+def misnamed(text: str) -> float:
+    return 1.0
+
+
 def waits(completion: str, *, fifo: str) -> float:
-    """Tells its process id and never returns."""
-    Path(fifo).write_text(f"{os.getpid()}", encoding="utf-8")
-    while True:
-        time.sleep(1)
+    return 1.0
 
 
 def hangs(completion: str) -> float:

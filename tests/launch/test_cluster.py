@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,7 @@ import ray
 from actors.placement import Node
 from configs.schema import Config
 from launch import cluster
-from launch.exits import EXIT_CLUSTER_LOST, EXIT_FAILED, Failure
-from pipeline.protocols import WorkerDied
+from launch.exits import EXIT_CLUSTER_LOST, Failure
 from tests.samples import make_config
 
 CPU = make_config(Path(), plan={"platform": "cpu", "samplers": 2})
@@ -23,23 +20,16 @@ TPU = make_config(Path(), plan={"platform": "tpu", "placement": "colocated", **C
 
 
 class FakeRay:
-    """Records how Ray was started; has the given resources."""
+    """Records how Ray was started; has four CPUs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[dict[str, Any]] = []
         self.stopped = 0
-        self.total: dict[str, float] = {"CPU": 4.0}
         self.error: Exception | None = None
-        for name, fake in {
-            "init": self.init,
-            "shutdown": self.shutdown,
-            "is_initialized": lambda: False,
-            "cluster_resources": lambda: self.total,
-        }.items():
-            monkeypatch.setattr(ray, name, fake)
-        monkeypatch.setattr(
-            cluster, "alive_nodes", lambda: [Node("a", "host", "10.0.0.1", self.total)]
-        )
+        monkeypatch.setattr(ray, "init", self.init)
+        monkeypatch.setattr(ray, "shutdown", self.shutdown)
+        node = Node("a", "host", "10.0.0.1", {"CPU": 4.0})
+        monkeypatch.setattr(cluster, "alive_nodes", lambda: [node])
 
     def init(self, **settings: Any) -> None:
         self.started.append(settings)
@@ -64,7 +54,7 @@ def test_a_cluster_that_does_not_serve_is_a_sentence(
             raise AssertionError
         return found.value
 
-    refused(TPU, ValueError, "needs 8 TPU in the cluster, which has 0")
+    refused(TPU, ValueError, "needs 8 TPU, those of a process on one node, .* has 0; add a node")
     assert (fake.started, fake.stopped) == ([{"log_to_driver": False}], 1)
     fake.error, address = ConnectionError("long story"), r"RAY_ADDRESS = 10\.0\.0\.1:6379"
     refused(CPU, ValueError, f"^{address}: no Ray cluster answers")
@@ -74,59 +64,3 @@ def test_a_cluster_that_does_not_serve_is_a_sentence(
     found = refused(CPU, Failure, gone)
     assert isinstance(found, Failure)
     assert found.status == EXIT_CLUSTER_LOST
-    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
-    refused(CPU, ValueError, r"takes jobs: use launch/submit\.sh")
-    assert len(fake.started) == 3
-
-
-def test_a_death_that_is_not_made_up_for_is_a_sentence(fake: FakeRay):
-    with (
-        pytest.raises(Failure, match=r"^sampler 0: it hangs; give the same command again$") as ends,
-        cluster.cluster(CPU),
-    ):
-        raise WorkerDied("sampler 0", "it hangs")
-    assert ends.value.status == EXIT_FAILED
-    assert fake.stopped == 1
-
-
-@pytest.fixture
-def started(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """The settings of private clusters, which have 8 chips."""
-    monkeypatch.delenv("RAY_ADDRESS")
-    fake.total["TPU"] = 8.0
-    found: list[dict[str, Any]] = []
-
-    @contextmanager
-    def private(**settings: Any) -> Iterator[None]:
-        found.append(settings)
-        yield
-
-    monkeypatch.setattr(cluster, "private_cluster", private)
-    yield found
-    assert fake.started == []
-
-
-@pytest.mark.parametrize(
-    ("config", "learner", "cores", "cpus"),
-    [
-        (CPU, True, 2, 3),  # one for each process with devices, whatever the machine has
-        (CPU, True, 4, 4),
-        (CPU, True, 224, 5),
-        (CPU, False, 224, 4),
-        (TPU, True, 1, 1),
-        (TPU, True, 224, 3),  # the process with the chips, the rewards' host, the exporter
-    ],
-)
-def test_a_private_cluster_has_the_cpus_that_its_processes_need(
-    started: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    config: Config,
-    learner: bool,
-    cores: int,
-    cpus: int,
-):
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
-    with cluster.cluster(config, learner=learner):
-        (settings,) = started
-    assert settings["num_cpus"] == cpus
-    assert settings["resources"] is None

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from configs.base import HOME_VARIABLE
+from launch.__main__ import COMMANDS
 from launch.exits import EXIT_CLUSTER_LOST, Failure, exit_status
-from launch.flags import output_file
+from tests.launch.small_run import everything_below
 
 PROJECT = Path(__file__).parents[2]
 HEAVY = (
@@ -30,26 +29,19 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 VERSION = "RUN_DIR[@STEP|@best|@last]"
 HELP = {
-    "plan": ["CONFIG.toml [--table.key VALUE ...]", "--verify"],
-    "doctor": ["[CONFIG.toml] [--table.key VALUE ...]", "--json FILE", "1 it cannot"],
-    "evaluate": [f"{VERSION}|CONFIG.toml [--table.key VALUE ...]", "lora.start"],
-    "export": [f"{VERSION} [--table.key VALUE ...] [options]", "--no-verify"],
-    "chat": [f"{VERSION}|CONFIG.toml [--table.key VALUE ...] [options]", "--question"],
-    "data": ["CONFIG.toml [--table.key VALUE ...]", "--help"],
-    "report": ["RUN_DIR [RUN_DIR ...]", "--out FILE"],
-    "runs": ["[RUNS_FOLDER | RUN_DIR]", "--json FILE"],
-    "reward": ["CONFIG.toml [--table.key VALUE ...]", "--cases FILE", "--rollouts RUN_DIR"],
+    "plan": "CONFIG.toml [--table.key VALUE ...]",
+    "doctor": "[CONFIG.toml] [--table.key VALUE ...]",
+    "evaluate": f"{VERSION}|CONFIG.toml [--table.key VALUE ...]",
+    "export": f"{VERSION} [--table.key VALUE ...] [options]",
+    "chat": f"{VERSION}|CONFIG.toml [--table.key VALUE ...] [options]",
+    "data": "CONFIG.toml [--table.key VALUE ...]",
+    "report": "RUN_DIR [RUN_DIR ...]",
+    "runs": "[RUNS_FOLDER | RUN_DIR]",
+    "reward": "CONFIG.toml [--table.key VALUE ...]",
     # The last one: it may load asyncio, as its parent is one process.
-    "train": [
-        *("CONFIG.toml [--table.key VALUE ...]", "--dry-run", "--extend AMOUNT", "settings [TABLE"),
-        "Exit status: 0 done, 1",
-    ],
+    "train": "CONFIG.toml [--table.key VALUE ...]",
 }
-"""By command: its usage, and words of its help."""
-
-
-LONGEST_HELP = 45
-"""Lines of a help, in 80 columns; a screen."""
+"""The usage of each command."""
 
 
 def test_help_loads_nothing_heavy():
@@ -66,44 +58,25 @@ for command in {[*HELP]}:
 print(json.dumps(found))
 """)
     assert done.stderr == ""
+    assert {*HELP, "bench"} == COMMANDS.keys()
     for command, (status, shown, heavy) in json.loads(done.stdout).items():
-        usage, *words = HELP[command]
         assert (status or 0, heavy) == (0, ["asyncio"] if command == "train" else []), command
-        assert f"python -m launch.{command} {usage}" in shown
-        assert [word for word in words if word not in shown] == [], command
-        assert len(shown.splitlines()) <= LONGEST_HELP, command
+        assert f"python -m launch.{command} {HELP[command]}" in shown
+        assert len(shown.splitlines()) <= 45, command  # a screen of 80 columns
 
 
-def test_the_driver_never_loads_jax():
-    done = python("""
-import sys
-import launch.chat, launch.data, launch.evaluate, launch.export, launch.session
-import pipeline.evaluate.conversation, pipeline.data.inspection
-import actors.handles
-print([name for name in ("jax", "flax", "qwix", "orbax") if name in sys.modules])
-""")
-    assert done.stdout == "[]\n", done.stderr
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (ValueError("a.b = 1: wrong"), 2),
+def test_an_error_has_its_exit_status_and_one_line(capsys: pytest.CaptureFixture[str]):
+    for error, status in (
         (FileNotFoundError("no folder x"), 2),
-        (Failure("Ray did not start"), 1),
         (Failure("the cluster is gone", EXIT_CLUSTER_LOST), 75),
         (KeyboardInterrupt(), 130),
-    ],
-)
-def test_an_error_has_its_exit_status_and_one_line(
-    capsys: pytest.CaptureFixture[str], error: BaseException, status: int
-):
-    def fail() -> int:
-        raise error
+    ):
 
-    assert exit_status(lambda: 4) == 4
-    assert exit_status(fail) == status
-    assert capsys.readouterr().err.splitlines() == [f"{error}"][: status != 130]
+        def fail(error: BaseException = error) -> int:
+            raise error
+
+        assert exit_status(fail) == status
+        assert capsys.readouterr().err.splitlines() == [f"{error}"][: status != 130]
 
 
 def test_a_closed_pipe_ends_the_output():
@@ -121,31 +94,60 @@ print_lines(lines())
     assert python(code).stderr == ""
 
 
-def test_a_file_is_resolved_like_paths_of_a_configuration_and_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "a.json").write_text("old")
-    assert (
-        output_file("--json", "a.json") == output_file("--json", "~/a.json") == tmp_path / "a.json"
-    )
-    assert (tmp_path / "a.json").read_text() == "old"
+PAST = "2024-01-01T00:00:00+00:00"
+MISTAKES = {
+    "evaluate": [
+        (["moved@4"], "moved has no checkpoint 4; there are 3, 12, best, last"),
+        (["movd@3"], "/movd; nearest: "),
+        (["moved/checkpoints"], "is no run folder and no export in one"),
+        (["moved", "--json", "no/a.json"], "command line: --json: no folder "),
+        (["small.toml", "--data.test.path=gone.jsonl"], "data.test.path: no file"),
+        (["small.toml", "--eval.samples=2"], "needs eval.temperature above 0"),
+    ],
+    "chat": [
+        ([], "command line: RUN_DIR[@STEP|@best|@last]|CONFIG.toml is missing"),
+        (["moved@first"], "no folder "),
+        (["moved", "--temperature=-1"], "--temperature -1: must be at least 0"),
+        (["moved", "--temprature=1"], "unknown; did you mean --temperature?"),
+    ],
+    "export": [
+        (["moved"], "required: --out"),
+        (["moved", "--out", "moved"], "--out moved: exists and is not an empty folder"),
+        (["moved", "--out", "x", "--format", "gguf"], "invalid choice: 'gguf'"),
+        (["moved", "--out", "x", "--public"], "--public has no effect without --push"),
+        (["moved", "--out", "x", "--push", "ann/x"], "--push ann/x: write hf://USER/NAME"),
+        (["moved", "--out=x", "--push=hf://a/x", "--no-verify"], "leave out --no-verify"),
+    ],
+    "plan": [
+        (["small.toml", "--topology", "v5e-9"], "--topology v5e-9: unknown; known topologies"),
+        (["small.toml", "--verify"], "--verify: programs can be compiled for v5e-1,"),
+        (
+            ["small.toml", "--budget.steps", "none", "--budget.until", PAST],
+            f"budget.until = {PAST} has passed",
+        ),
+    ],
+    "data": [(["small.toml", "--data.test.path=absent.jsonl"], "data.test.path: no file")],
+    "report": [([], "required: RUN_DIR; --help"), (["moved/rollouts"], "not a run folder")],
+    "runs": [
+        (["nowhere"], "nowhere: no such folder"),
+        (["moved/rollouts"], "neither a run folder nor a folder of runs"),
+    ],
+    "reward": [(["small.toml", "--cases=none.jsonl"], "command line: --cases: no file none.jsonl")],
+    "submit": [
+        (["--no-wait"], "CONFIG.toml is missing"),
+        (["small.toml", "--dry-run"], "--dry-run: not possible for a job"),
+    ],
+}
+"""By command: arguments, and a part of the message."""
 
 
-def test_a_file_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    for path, told in (
-        (tmp_path, f"{tmp_path} is a folder; name a file"),
-        ("gs://bucket/a.json", "gs:// is not supported; "),
-        (tmp_path / "no" / "a.json", f"no folder {tmp_path / 'no'}"),
-        (file / "a.json", f"no folder {file}"),
-        (file, f"{file} cannot be written"),
-    ):
-        if path == file:  # root may write anywhere
-            monkeypatch.setattr(os, "access", lambda *_: False)
-        with pytest.raises(ValueError, match=f"^command line: --json: {re.escape(told)}"):
-            output_file("--json", str(path))
+@pytest.mark.parametrize("command", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    moved: Path, capsys: pytest.CaptureFixture[str], command: str
+):
+    main, before = import_module(f"launch.{command}").main, everything_below(moved.parent)
+    for arguments, told in MISTAKES[command]:
+        assert main(arguments) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line
+    assert everything_below(moved.parent) == before

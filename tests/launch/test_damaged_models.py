@@ -1,183 +1,88 @@
-"""Damaged models: each ends the command with status 2 and names all problems."""
+"""Damaged models and adapters: each command names them, with the status of a mistake."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from launch import data, doctor, plan, preparation, train
-from pipeline.compute.model import weights
-from tests.demo_texts import write_tokenizer
-from tests.launch.small_run import everything_below, write_request
-from tests.pipeline.compute.model import formats
+from launch import data, doctor, preparation, train
+from tests.launch.small_run import everything_below
 
-INDEX, SINGLE = formats.INDEX, formats.SINGLE
-NORM, EMBEDDING = "model.norm.weight", "model.embed_tokens.weight"
+SINGLE = "model.safetensors"
+NORM = "model.norm.weight"
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A valid model: Gemma 2, with as many rows as the tokenizer needs."""
-    folder = formats.copy("gemma2", tmp_path_factory.mktemp("whole"))
-    write_tokenizer(folder)
-    rows = np.zeros((480, 40), np.float32)
-    formats.rewrite(folder, lambda t: t | {EMBEDDING: rows})
-    set_config(vocab_size=480)(folder)
-    return folder
-
-
-@pytest.fixture
-def request_path(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A request for a copy of this model."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
+@pytest.fixture(autouse=True)
+def _no_reward_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "check", lambda _: [])
-    path = write_request(tmp_path, tokenizer=whole)
-    shutil.rmtree(tmp_path / "model")
-    shutil.copytree(whole, tmp_path / "model")
-    return path
 
 
-def refused(
-    capsys: pytest.CaptureFixture[str], request_path: Path, *words: str, flags: Sequence[str] = ()
-) -> None:
-    """Dry run and doctor end with a mistake, and say all of the words in one message."""
-    before = everything_below(request_path.parent)
-    for main, more, status in ((train.main, ["--dry-run"], 2), (doctor.main, [], 1)):
-        capsys.readouterr()
-        assert main([str(request_path), *flags, *more]) == status
-        printed = capsys.readouterr()
-        message = " ".join((printed.err + printed.out).split())
-        assert [word for word in words if word not in message] == [], message
-    assert everything_below(request_path.parent) == before
-
-
-Damage = Callable[[Path], object]
-
-
-def set_config(**changes: Any) -> Damage:
-    def damage(folder: Path) -> None:
-        path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+def cut_short(name: str) -> Callable[[Path], None]:
+    def damage(model: Path) -> None:
+        (model / name).write_bytes((model / name).read_bytes()[:500])
 
     return damage
 
 
-def set_tensor(name: str, value: Any) -> Damage:
-    """Changes a tensor; None removes it."""
-    rest = {} if value is None else {name: value}
-    return lambda folder: formats.rewrite(
-        folder, lambda tensors: {k: v for k, v in tensors.items() if k != name} | rest
-    )
+def without_norm(model: Path) -> None:
+    tensors = load_file(model / SINGLE)
+    del tensors[NORM]
+    save_file(tensors, model / SINGLE)
 
 
-def set_file(name: str, data: bytes | int) -> Damage:
-    """Replaces the content of a file; a number keeps as many bytes."""
-
-    def damage(folder: Path) -> None:
-        path = folder / name
-        path.write_bytes(path.read_bytes()[:data] if isinstance(data, int) else data)
-
-    return damage
-
-
-def outside(folder: Path) -> None:
-    formats.sharded(folder)
-    set_file(INDEX, b'{"weight_map": {"a": "/etc/a"}}')(folder)
-
-
-def twice(folder: Path) -> None:
-    formats.sharded(folder)
-    first, second = (folder / f"model-0000{n}-of-00003.safetensors" for n in (1, 2))
-    shutil.copyfile(first, second)
-
-
-def as_flax(folder: Path) -> None:
-    """A flax checkpoint without a tensor."""
-    text = weights.read_text_config(folder)
-    tree = formats.flax_tree(load_file(folder / SINGLE), text, turned=True)
-    del tree["transformer/layer_1/pre_ffw_norm"]
-    (folder / SINGLE).unlink()
-    formats.save_flax(tree, folder / "gemma2")
-
-
-def broken_flax(folder: Path) -> None:
-    as_flax(folder)
-    (folder / "gemma2" / "_METADATA").write_text("{}")
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (set_file(SINGLE, 5_000), [f"{SINGLE} is damaged: "]),
-        (lambda folder: (folder / SINGLE).unlink(), [f"lacks {SINGLE}"]),
-        (outside, ["a is in '/etc/a', not"]),
-        (twice, ["is in both", "model-00001-of-00003", "model-00002-of-00003"]),
-        (set_tensor(NORM, None), [f"missing: {NORM} (40,)"]),
-        (set_tensor(NORM, np.zeros(40, np.int32)), [f"dtype of {NORM}: I32; supported"]),
-        (set_tensor("lm_head.weight", np.ones((480, 40), np.float32)), ["lm_head.weight differs"]),
-        (as_flax, ["missing: layer_1/pre_ffw_norm/scale (40,)"]),
-        (broken_flax, ["gemma2 is damaged: "]),
-    ],
-)
-def test_dry_run_and_doctor_refuse_a_damaged_model(
-    request_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, words: list[str]
-):
-    damage(request_path.parent / "model")
-    refused(capsys, request_path, str(request_path.parent / "model"), *words)
-
-
-def test_dry_run_and_doctor_check_the_adapter(
-    request_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    refused(capsys, request_path, "'x' matches no whole module path", flags=["--lora.targets=x"])
-    folder = request_path.parent / "start"
-    folder.mkdir()
+def with_adapter(model: Path) -> None:
+    """Writes an adapter for a matrix of another shape."""
     module = "base_model.model.model.layers.0.self_attn.q_proj"
     halves = {"A": np.ones((2, 3), np.float32), "B": np.ones((5, 2), np.float32)}
     tensors = {f"{module}.lora_{half}.weight": value for half, value in halves.items()}
-    save_file(tensors, folder / "adapter_model.safetensors")
-    flags = [f"--lora.start={folder}", "--lora.rank=2", "--lora.alpha=2"]
-    for settings, told in (
-        ({"peft_type": "VERA"}, "VERA"),
-        ({"peft_type": "LORA"}, "r is None, must be a number above 0"),
-        (
-            {"peft_type": "LORA", "r": 2, "lora_alpha": 2},
-            "shape of layers.0.self_attn.q_proj: from 3 to 5, in the base from 40 to 32",
-        ),
-    ):
-        (folder / "adapter_config.json").write_text(json.dumps(settings))
-        refused(capsys, request_path, told, flags=flags)
+    (model.parent / "start").mkdir()
+    save_file(tensors, model.parent / "start" / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 2}
+    (model.parent / "start" / "adapter_config.json").write_text(json.dumps(settings))
+
+
+START = ("--lora.start=start", "--lora.rank=2", "--lora.alpha=2")
 
 
 @pytest.mark.parametrize(
-    ("damage", "what", "command"),
+    ("damage", "flags", "told"),
     [
-        (set_config(vocab_size=470), "has 480 pieces, the model's embedding 470 rows", None),
-        (set_file("tokenizer.model", 500), "tokenizer.model is not a SentencePiece", data),
-        (set_config(num_key_value_heads=3), "num_attention_heads is not a multiple of num_k", plan),
+        (cut_short(SINGLE), (), f"{SINGLE} is damaged: "),
+        (lambda model: (model / SINGLE).unlink(), (), f"lacks {SINGLE}"),
+        (without_norm, (), f"missing: {NORM} (8,)"),
+        (lambda _: None, ("--lora.targets=x",), "'x' matches no whole module path"),
+        (
+            with_adapter,
+            START,
+            "q_proj: from 3 to 5, in the base from 8 to 8",
+        ),
     ],
 )
-def test_other_commands_say_what_the_dry_run_says(
+def test_dry_run_and_doctor_name_what_is_damaged(
     request_path: Path,
     capsys: pytest.CaptureFixture[str],
-    damage: Damage,
-    what: str,
-    command: ModuleType | None,
+    damage: Callable[[Path], None],
+    flags: tuple[str, ...],
+    told: str,
 ):
-    model = request_path.parent / "model"
-    damage(model)
-    mains = [lambda words: train.main([*words, "--dry-run"]), *([command.main] if command else [])]
-    for main in mains:
-        assert main([str(request_path)]) == 2
-        message = capsys.readouterr().err
-        assert str(model) in message
-        assert what in message
+    damage(request_path.parent / "model")
+    before = everything_below(request_path.parent)
+    for main, more, status in ((train.main, ["--dry-run"], 2), (doctor.main, [], 1)):
+        assert main([str(request_path), *flags, *more]) == status
+        shown = capsys.readouterr()
+        assert told in " ".join((shown.err + shown.out).split())
+    assert everything_below(request_path.parent) == before
+
+
+def test_other_commands_say_what_the_dry_run_says(
+    request_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    cut_short("tokenizer.model")(request_path.parent / "model")
+    for main, more in ((train.main, ["--dry-run"]), (data.main, [])):
+        assert main([str(request_path), *more]) == 2
+        assert "tokenizer.model is not a SentencePiece" in capsys.readouterr().err

@@ -1,11 +1,9 @@
-"""The demo: its task, its tokenizer, and the base in the repository."""
+"""The demos: their tasks, the tokenizer, and the base in the repository."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,46 +11,24 @@ from random import Random
 
 import pytest
 import sentencepiece
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from configs.load import load_config
-from launch.bench.rates import SAMPLES, Runs
-from launch.demo import task
-from launch.demo.task import ErrorRates, Problem, make_problem, solution
+from launch.demo import queues, task
+from launch.demo.task import ErrorRates, Problem, solution
 from launch.demo.tiny import TAGS, write_tokenizer
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from tests.launch.cluster_fixtures import PROJECT
+from tests.launch.small_run import write_rows
 
 BASE = PROJECT / "launch" / "demo" / "tiny_gemma3"
-
-
-@given(st.integers(0, 2**32))
-def test_the_words_match_the_terms(seed: int) -> None:
-    problem = make_problem(Random(seed))
-    start = re.findall(r"(?:has|starts with) (\d+)", problem.question)
-    gains = [verb.replace("{}", r"\d+") for verb in task.GAINS]
-    losses = [verb.replace("{}", r"\d+") for verb in task.LOSSES]
-    changes = [
-        (1 if any(re.fullmatch(gain, words) for gain in gains) else -1)
-        * int(re.findall(r"\d+", words)[0])
-        for words in re.findall("|".join(gains + losses), problem.question)
-    ]
-    assert problem.terms == (int(start[0]), *changes)
-    assert problem.answer == sum(problem.terms)
-    assert len(changes) in (2, 3)
 
 
 @pytest.mark.parametrize(
     ("terms", "rates", "steps", "answer"),
     [
         ((14, 27, -8), ErrorRates(carry=1), "14+27=31 31-8=33", 33),
-        ((14, 25, -8), ErrorRates(carry=1), "14+25=39 39-8=31", 31),
-        ((52, -17), ErrorRates(carry=1), "52-17=45", 45),
         ((40, 10, -3), ErrorRates(operator=1), "40-10=30 30+3=33", 33),
-        ((10, 30), ErrorRates(operator=1), "10-30=20", 20),
-        ((90, -30), ErrorRates(operator=1), "90+30=20", 20),
         ((52, 17), ErrorRates(carry=1, operator=1), "52-17=45", 45),
     ],
 )
@@ -64,40 +40,23 @@ def test_mistakes_by_hand(
     assert solution(problem, Random(0), rates) == written
 
 
-def test_splits_are_disjoint_and_the_same_bytes_on_every_machine(tmp_path: Path) -> None:
-    files = task.write_splits(tmp_path, seed=0, train=20, validation=5, test=5)
-    rows = {file.stem: list(map(json.loads, file.read_text().splitlines())) for file in files}
-    assert {name: len(split) for name, split in rows.items()} == {
-        "train": 20, "validation": 5, "test": 5,
-    }  # fmt: skip
-    assert all(row.keys() == {"question", "answer"} for split in rows.values() for row in split)
-    digest = hashlib.sha256((tmp_path / "train.jsonl").read_bytes()).hexdigest()
-    assert digest == "9cfd33e160dd4893368ed0579bbd8cb4867ed5441ed1d4ef6b1c82c88c130721"
+def test_splits_are_disjoint_and_those_of_the_repository(tmp_path: Path) -> None:
+    for file in task.write_splits(tmp_path, seed=0):
+        assert file.read_bytes() == (PROJECT / "launch/demo/data" / file.name).read_bytes()
     problems = [one for split in task.make_splits(3).values() for one in split]
     assert len({one.terms for one in problems}) == len(problems)
     assert len({one.question for one in problems}) == len(problems)
 
 
 def test_demonstrations_are_correct_answers_to_training_problems(tmp_path: Path) -> None:
-    file = task.write_demonstrations(tmp_path, seed=0, count=50)
+    file = task.write_demonstrations(tmp_path, seed=0)
     answers = {p.question: p.answer for p in task.make_splits(0)["train"]}
     for row in map(json.loads, file.read_text().splitlines()):
         assert row["completion"].endswith(f"<answer>{answers[row['question']]}</answer>")
-    committed = (PROJECT / "launch/demo/data/demonstrations.jsonl").read_text().splitlines()
-    assert committed[:50] == file.read_text().splitlines()
+    assert file.read_text() == (PROJECT / "launch/demo/data/demonstrations.jsonl").read_text()
 
 
 # --- the base
-
-
-TEXT = (
-    "<start_of_turn>user\ntom has 14 apples<end_of_turn>\n"
-    "<reasoning>14+27=41</reasoning><answer>41</answer>"
-)
-PIECES = (
-    "<start_of_turn> user \n tom ▁has ▁ 1 4 ▁apples <end_of_turn> \n "
-    "<reasoning> 1 4 + 2 7 = 4 1 </reasoning> <answer> 4 1 </answer>"
-)
 
 
 def test_the_tokenizer_has_gemmas_ids_whole_words_and_single_digits(tmp_path: Path):
@@ -108,25 +67,9 @@ def test_the_tokenizer_has_gemmas_ids_whole_words_and_single_digits(tmp_path: Pa
     pieces = [processor.id_to_piece(id_) for id_ in range(112)]
     assert pieces[:7] == ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "[multimodal]", "<unused0>"]
     assert pieces[104:] == ["<unused98>", "<start_of_turn>", "<end_of_turn>", "\n", *TAGS]
-    assert processor.vocab_size() == 512
-    assert [processor.pad_id(), processor.eos_id(), processor.bos_id()] == [0, 1, 2]
-    assert processor.unk_id() == 3
-    assert processor.encode(TEXT, out_type=str) == PIECES.split(" ")
-
-
-@pytest.mark.slow  # the folder is in the repository: it does not change by itself
-def test_the_base_has_correct_and_wrong_answers():
-    """Most groups have correct and wrong answers; most answers are well formed."""
-    config = load_config(
-        PROJECT / "configs" / "demo.toml",
-        [("plan.sampler_devices", "1"), ("model.path", str(BASE))],
-    )
-    runs = Runs(config)
-    prompts, base = runs.data.test.prompts[:200], runs.policy.no_adapter()
-    sampled = runs.measure(prompts, base, samples=SAMPLES)
-    assert 0.25 <= sampled.correct.mean() <= 0.45
-    assert sampled.correct.any(axis=1).mean() >= 0.85
-    assert runs.measure(prompts, base, samples=1).well_formed.mean() >= 0.9
+    words = "<reasoning> 1 4 + 2 </reasoning> ▁apples <end_of_turn>"
+    pieces = processor.encode("<reasoning>14+2</reasoning> apples<end_of_turn>", out_type=str)
+    assert " ".join(pieces) == words
 
 
 @pytest.mark.slow
@@ -136,3 +79,33 @@ def test_the_base_can_be_made_again(tmp_path: Path):
     made, kept = (load_file(folder / "model.safetensors") for folder in (tmp_path, BASE))
     assert {name: x.shape for name, x in made.items()} == {n: x.shape for n, x in kept.items()}
     assert read_tokenizer(tmp_path).vocab_size == 512
+
+
+# --- the task of `make gemma`
+
+
+def test_the_queues_and_their_template_are_those_of_the_repository(tmp_path: Path) -> None:
+    for file in queues.write_splits(tmp_path, seed=0):
+        assert file.read_bytes() == (PROJECT / "launch/demo/queues" / file.name).read_bytes()
+    config = load_config(PROJECT / "configs" / "gemma3_270m_cpu.toml")
+    assert config.prompt.template == queues.template(3)
+
+
+def test_kinds_of_answers_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"queue": "Eva, Jim, Ruth, Mark", "name": "Jim", "answer": "Ruth"}
+    test = tmp_path / "test.jsonl"
+    write_rows(test, [row] * 4)
+    config = {"data": {"test": {"path": str(test)}}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "rollouts").mkdir()
+    for when, answers in (
+        ("before", ["Ruth", "Eva", "Kate", "Caylan"]),
+        ("after", ["Ruth", "Ruth", "Ruth", None]),
+    ):
+        lines = [{"prompt_id": n, "found": found} for n, found in enumerate(answers, start=1)]
+        write_rows(tmp_path / "rollouts" / f"test_{when}.jsonl", lines)
+    assert queues.main(["--answers", str(tmp_path)]) == 0
+    before, after = capsys.readouterr().out.splitlines()
+    for kind in ("right", "another of the queue", "another name", "no name"):
+        assert f"{kind} 25.0%" in before
+    assert after == "after: right 75.0%, no name 25.0% of 4"

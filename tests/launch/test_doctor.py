@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import subprocess
-import sys
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from configs.load import load_config
 from configs.schema import Config
-from launch import doctor, host_checks
-from launch.host import Host, user_name
+from launch import doctor
+from launch.host import Host
 from launch.host_checks import Finding
-from tests.pipeline.compute.test_devices import KAGGLE
 
 PROJECT = Path(__file__).parents[2]
 GIB = 2**30
@@ -32,29 +27,18 @@ ME, OTHER = 60_001, 60_002
 
 
 def versions() -> dict[str, str]:
-    """What an installation for TPUs has: of packages that are here, these; else the pinned ones."""
-    lines = (PROJECT / "requirements-tpu.txt").read_text(encoding="utf-8").splitlines()
-    found = [Requirement(line) for line in lines]
-    pinned = {
-        canonicalize_name(one.name): str(one.specifier).removeprefix("==")
-        for one in found
-        if one.marker is None or one.marker.evaluate()
-    }
+    """What an installation for TPUs has: this one's packages, and the pinned libtpu."""
+    pins = (PROJECT / "requirements-tpu.txt").read_text(encoding="utf-8")
+    (libtpu,) = re.findall("^libtpu==(\\S+)", pins, re.MULTILINE)
     here = {canonicalize_name(one.name): one.version for one in metadata.distributions()}
-    return {name: here.get(name, version) for name, version in pinned.items()} | {
-        "gemma-grpo": "0.1.0"
-    }
+    return here | {"libtpu": libtpu, "gemma-grpo": "0.1.0"}
 
 
 @dataclass
 class Imitation:
     """A host that can be changed: at first a v5e-8 host on which everything is as it should be.
 
-    Attributes:
-        root: its files.
-        settings: of the run, beside those of the request.
-        closed: files that the user may not use.
-        given: attributes of the `Host` that replace those of a good one.
+    `given` replaces attributes of the `Host`, `settings` are those of the run.
     """
 
     root: Path
@@ -76,14 +60,12 @@ class Imitation:
             link.parent.mkdir(exist_ok=True)
             link.symlink_to(path)
 
-    def chips(self, count: int, *, vfio: str | None = None) -> None:
-        """Gives it other chips; with `vfio`, files of that PCI vendor."""
+    def chips(self, count: int) -> None:
+        """Gives it other chips."""
         for path in (self.root / "dev").glob("accel*"):
             path.unlink()
         for number in range(count):
-            self.write(f"/dev/accel{number}" if vfio is None else f"/dev/vfio/{number}")
-            if vfio is not None:
-                self.write(f"/sys/kernel/iommu_groups/{number}/devices/0000:00:05.0/vendor", vfio)
+            self.write(f"/dev/accel{number}")
 
     def host(self) -> Host:
         good: dict[str, Any] = {
@@ -140,24 +122,17 @@ def test_a_good_host_can_run(good: Imitation):
     assert shown["chips"].startswith("8 chips, /dev/accel0 to /dev/accel7, readable and writable")
     assert "make test-accelerator" in shown["chips"]
     assert shown["Ray's count"] == "Ray counts 8 chips"
-    python, has = platform.python_version(), versions()
-    packages = ", ".join(f"{name} {has[name]}" for name in ("jax", "libtpu", "ray"))
-    assert shown["packages"] == f"Python {python}, {packages}"
+    assert shown["packages"].startswith("Python 3.")
 
 
 def closed(host: Imitation) -> None:
-    for number in (2, 5):
-        host.closed.add(f"{host.root}/dev/accel{number}")
+    host.closed |= {f"{host.root}/dev/accel{number}" for number in (2, 5)}
     host.given["uid"] = OTHER
 
 
 def locked(host: Imitation) -> None:
     host.write("/tmp/libtpu_lockfile")
     host.given["uid"] = OTHER
-
-
-def variables(**values: str) -> Callable[[Imitation], None]:
-    return lambda _: os.environ.update(values)
 
 
 def settings(**values: str) -> Callable[[Imitation], None]:
@@ -179,10 +154,7 @@ def kaggle_without_login(host: Imitation) -> None:
     host.settings["model.path"] = "kaggle://google/gemma-3/flax/gemma3-1b-it"
 
 
-GPUS = settings(
-    plan__platform="gpu", plan__learner_devices="64", plan__slots="64",
-    plan__micro_batch_tokens="4352",
-)  # fmt: skip
+GPUS = settings(plan__platform="gpu", plan__learner_devices="64", plan__slots="64")
 OVER = settings(budget__steps="none", budget__until="2020-01-01T10:00Z")
 NO_CHIPS = "neither /dev/accel* nor /dev/vfio/N exists"
 HOSTS: list[tuple[Callable[[Imitation], None], str, str, str]] = [
@@ -190,29 +162,13 @@ HOSTS: list[tuple[Callable[[Imitation], None], str, str, str]] = [
     (installed(libtpu="0.0.30"), "packages", "libtpu 0.0.30, needed: ==0.0.", "--tpu"),
     (lambda host: host.chips(0), "chips", NO_CHIPS, "docker run --privilege"),
     (lambda host: host.chips(4), "chips", "4 chips, /dev/accel0 to /dev/accel3; the plan", "fewer"),
-    (
-        closed,
-        "chips",
-        f"user {OTHER} may not read and write /dev/accel2,",
-        "chmod a+rw /dev/accel2",
-    ),
+    (closed, "chips", f"{OTHER} may not read and write /dev/accel2,", "chmod a+rw /dev/accel2"),
     (
         lambda host: host.process(4242, "python3", "/dev/accel3"),
-        *("holders", f"in use by pid 4242 (python3, user {user_name(os.getuid())})", "kill 4242"),
+        *("holders", f"in use by pid 4242 (python3, user id {os.getuid()})", "kill 4242"),
     ),
-    (locked, "libtpu lock", "libtpu cannot lock it", "sudo rm /tmp/libtpu_lockfile"),
-    (
-        variables(TPU_WORKER_HOSTNAMES="WARNING: could not determine the cluster"),
-        *("TPU variables", "'WARNING: could not determine the cluster' is no list of", "unset it"),
-    ),
-    (variables(TPU_PROCESS_BOUNDS="2,2,1"), "TPU variables", "of a host of several", "1,1,1"),
-    (variables(TPU_VISIBLE_CHIPS="0,1"), "TPU variables", "hides chips; the plan needs 8", "unset"),
-    (
-        given(ray_chips=0),
-        "Ray's count",
-        "0 chips, and the plan needs 8",
-        "chips = 8",
-    ),
+    (locked, "holders", "libtpu cannot lock it", "sudo rm /tmp/libtpu_lockfile"),
+    (given(ray_chips=0), "Ray's count", "0 chips; there are 8 device files", "chips = 8"),
     (settings(run__tpu_chips="4"), "Ray's count", "run.tpu_chips = 4 replaces that", "chips = 8"),
     (GPUS, "devices", "needs 64 GPU, and this machine has", "choose a machine with more"),
     (given(memory_bytes=GIB // 2), "memory", "0.5 GiB available, 1.6 needed", "limit"),
@@ -220,20 +176,10 @@ HOSTS: list[tuple[Callable[[Imitation], None], str, str, str]] = [
     (settings(plan__hbm_gib="0.001"), "plan", "does not fit: ", "python -m launch.plan"),
     (OVER, "clock", "budget.until = 2020-01-01T10:00Z has passed", "a later budget.until"),
     (settings(wandb__mode="online"), "W&B", "this machine has no W&B login", "wandb login"),
-    (
-        settings(model__path="modell"),
-        "model",
-        "model.path: no folder ",
-        "set model.path to a folder",
-    ),
-    (settings(lora__targets="x"), "adapter", "'x' matches no whole module path", "of [lora]"),
+    (settings(model__path="modell"), "model", "model.path: no folder ", "set model.path to a f"),
+    (settings(lora__targets="x"), "model", "'x' matches no whole module path", "of [lora]"),
     (kaggle_without_login, "model", "needs an API token from ", "set KAGGLE_API_TOKEN"),
-    (
-        lambda _: Path("test.jsonl").unlink(),
-        "data",
-        "data.test.path: no file ",
-        "set the path of a",
-    ),
+    (lambda _: Path("test.jsonl").unlink(), "data", "data.test.path: no file ", "set the path"),
 ]
 """Changes of a host that make a run impossible, with the check, the cause and the remedy."""
 
@@ -259,35 +205,11 @@ def test_a_host_with_a_defect_is_told_its_cause_and_remedy(
     assert all(one.remedy for one in found if one.state != "ok")
 
 
-def test_a_jax_that_hides_the_installed_one_is_a_fault(
-    good: Imitation, monkeypatch: pytest.MonkeyPatch
-):
-    elsewhere = ModuleSpec("jax", None, origin="/here/jax/__init__.py")
-    monkeypatch.setattr(host_checks, "find_spec", lambda _: elsewhere)
-    found = host_checks.packages(good.host(), None)
-    assert (found.state, "jax is imported from /here/jax" in found.finding) == ("fault", True)
-
-
-def test_chips_by_vfio_are_counted_by_ray_or_given(good: Imitation):
-    good.chips(8, vfio="0x1ae0\n")
-    for counted, more in ((8, ""), (0, "; run.tpu_chips = 8 replaces that")):
-        good.given["ray_chips"] = counted
-        good.settings |= {"run.tpu_chips": "8"} if more else {}
-        found = {one.check: one for one in examined(good)}
-        assert found["chips"].finding.startswith("8 chips, /dev/vfio/0 to /dev/vfio/7")
-        assert found["Ray's count"].finding == f"Ray counts {counted} chips{more}"
-        assert doctor.can_run(list(found.values()))
-
-
 def test_what_does_not_prevent_a_run_is_a_note(good: Imitation, monkeypatch: pytest.MonkeyPatch):
-    for key, value in KAGGLE.items():
-        monkeypatch.setenv(key, value)
-    assert {one.state for one in examined(good)} == {"ok"}
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(good.root / "none"))
     (note,) = [one for one in examined(good) if one.state != "ok"]
     assert (note.check, note.state) == ("Ray token", "note")
-    assert "everybody who can reach" in note.finding
     assert "ray get-auth-token --generate" in note.remedy
     # The chips of a cluster are not expected here.
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
@@ -300,75 +222,23 @@ def test_what_does_not_prevent_a_run_is_a_note(good: Imitation, monkeypatch: pyt
     assert doctor.can_run(found)
     states = {one.check: one.state for one in found}
     assert states["chips"] == states["W&B"] == "note"
-    assert states["memory"] == states["clock"] == "ok"
     assert not {"plan", "disk", "model", "data"} & states.keys()
 
 
-def test_defects_of_chips_do_not_matter_to_a_run_without_them(good: Imitation):
-    good.chips(0)
-    good.process(4242, "python3", "/dev/accel3")
-    good.write("/tmp/libtpu_lockfile")
-    good.given |= {"uid": OTHER, "version": {**versions(), "libtpu": "0.0.30"}.get}
-    good.settings = {}
-    found = examined(good)
-    assert doctor.can_run(found)
-    assert not {"chips", "holders", "libtpu lock", "Ray's count"} & {one.check for one in found}
-
-
-# --- the command
-
-
-COMMAND = """
-import sys
-from launch.doctor import main
-status = main(sys.argv[1:])
-import ray
-assert not {"jax", "libtpu"} & sys.modules.keys()
-assert "libtpu.so" not in open("/proc/self/maps").read()
-assert not ray.is_initialized()
-sys.exit(status)
-"""
-
-
-def test_the_command_takes_no_device_and_writes_what_it_shows(request_path: Path):
+def test_the_command_writes_what_it_shows(
+    request_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     """Without a network, and with a model of the hub that is not in the cache."""
-    folder = request_path.parent
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "RAY_"))}
-    given = {"HF_HOME": str(folder / "hub"), "HF_ENDPOINT": "http://127.0.0.1:9"}
-    given |= {"GEMMA_GRPO_HOME": str(folder), "PYTHONPATH": str(PROJECT)}
+    monkeypatch.setenv("HF_HUB_CACHE", str(request_path.parent / "hub"))
     hub = "--model.path=hf://owner/tiny", "--model.tokenizer=model"
-    command = [sys.executable, "-c", COMMAND, "small.toml", *hub, "--json", "found.json"]
-    ran = subprocess.run(
-        command, cwd=folder, env=kept | given, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 1, ran.stdout + ran.stderr
-    found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
-    assert (found["config"], found["can_run"]) == ("small.toml", False)
+    assert doctor.main([str(request_path), *hub, "--json", "found.json"]) == 1
+    shown = capsys.readouterr().out
+    found = json.loads(Path("found.json").read_text(encoding="utf-8"))
+    assert not found["can_run"]
     for one in found["checks"]:
         assert one.keys() == {"check", "state", "finding", "remedy"}
-        assert one["check"] in ran.stdout
+        assert one["check"] in shown
     (model,) = (one for one in found["checks"] if one["check"] == "model")
-    told = "hf://owner/tiny is not completely in the cache and the hub cannot be reached"
-    assert told in model["finding"]
+    assert "hf://owner/tiny is not completely in the cache" in model["finding"]
     assert model["remedy"].startswith("connect to the network")
-    assert "fault(s)" in ran.stdout.splitlines()[-1]
-
-
-def test_a_mistake_in_the_request_has_status_2(
-    request_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert doctor.main([str(request_path), "--run.tpu_chips", "8"]) == 2
-    shown = capsys.readouterr()
-    assert (shown.out, 'no effect with plan.platform = "cpu"' in shown.err) == ("", True)
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="imitates an older one")
-def test_an_old_python_is_told_in_one_sentence():
-    code = "import sys; sys.version_info = (3, 10, 12); import launch"
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 1
-    assert "gemma-grpo needs Python 3.11 or 3.12" in ran.stderr
-    assert "is 3.10: make install-tpu makes an environment" in ran.stderr
-    assert len(ran.stderr.splitlines()) == 1
+    assert "fault(s)" in shown.splitlines()[-1]

@@ -94,41 +94,13 @@ def test_the_last_and_the_best_version_can_be_forked(
         forked(config_of(tmp_path, run, "@best"))
 
 
-def test_a_copy_that_a_killed_process_left_is_not_taken_for_another_step(
-    tmp_path: Path, other: tuple[Path, list[np.ndarray]]
-):
-    run, _ = other
-    config = config_of(tmp_path, run)
-    (RunFolder.of(config).start / "7").mkdir(parents=True)
-    assert forked(config).lora.start == str(run / "checkpoints" / "2")
-    copy_start(config)
-    assert [path.name for path in RunFolder.of(config).start.iterdir()] == ["2"]
-
-
-def test_an_optimizer_state_that_cannot_be_read_is_a_sentence(
-    tmp_path: Path, other: tuple[Path, list[np.ndarray]]
-):
-    config = forked(config_of(tmp_path, other[0]))
-    facts = other[0] / "checkpoints" / "2" / "facts" / "metadata"
-    facts.write_text(facts.read_text().replace('"updates": 2', '"updated": 2'))
-    with pytest.raises(ValueError, match=r"run\.fork: the optimizer state in .* cannot be used: "):
-        learner_of(config)
-
-
 def test_a_mistake_is_a_sentence(tmp_path: Path, other: tuple[Path, list[np.ndarray]]):
-    run = RunFolder(other[0])
-    run.create(tiny.make_config())
-    run.close()
+    run, _ = other
+    elsewhere = config_of(tmp_path, run, lora={"start": "/elsewhere"})
     for config, told in (
-        (
-            config_of(tmp_path, run.path, "@7"),
-            r"run\.fork: .*/a has no checkpoint 7; there are 2, last",
-        ),
+        (config_of(tmp_path, run, "@7"), r"run\.fork: .*/a has no checkpoint 7; there are 2, last"),
         (config_of(tmp_path, Path("nowhere")), r"run\.fork: no run folder .*nowhere"),
-        (
-            config_of(tmp_path, run.path, lora={"start": "/elsewhere"}),
-            r"lora\.start: run\.fork gives the initial adapter",
-        ),
+        (elsewhere, r"lora\.start: run\.fork gives the initial adapter"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=told):
             forked(config)

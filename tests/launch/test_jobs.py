@@ -1,11 +1,9 @@
-"""Runs as `ray job submit` jobs: complete, stopped, refused; the devices of a shared cluster."""
+"""Runs as `ray job submit` jobs: complete, stopped, refused."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
-from typing import Any
 
 import pytest
 
@@ -16,19 +14,14 @@ from tests.launch.cluster_fixtures import (
     Head,
     check_time,
     finish,
+    launch,
     ray,
     submit,
-    train_command,
     wait_for_lines,
     write_config,
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(2 * PATIENCE_S)]
-
-
-def jobs(head: Head) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(head.get("/api/jobs/"))
-    return [one for one in found if one["type"] == "SUBMISSION"]
 
 
 def job_id(output: str) -> str:
@@ -45,19 +38,17 @@ def test_a_submitted_job_leaves_a_complete_run_folder_and_shows_no_secret(
     assert job.status == 0, job.output
     assert "step 2/2" in job.output
     assert f"finished: {job.run}\n" in job.output
-    for name in ("config.json", "journal.jsonl", "metrics.jsonl", "checkpoints/2", "wandb"):
-        assert (job.run / name).exists(), name
     assert (job.run / "export" / "model.safetensors").is_file()
-    assert len((job.run / "rollouts" / "step_000002.jsonl").read_text().splitlines()) == 16
     summary = json.loads((job.run / "summary.json").read_text())
     assert (summary["ended"], summary["steps"], summary["samples"]) == ("finished", 2, 32)
     check_time(job.run)
-    assert job_id(job.output).startswith("finished-")
-    (listed,) = (one for one in jobs(head) if one["submission_id"] == job_id(job.output))
-    assert listed["metadata"]["job_name"] == "finished"
     shown = head.get("/api/jobs/") + head.get("/api/v0/jobs?detail=1")
     assert job_id(job.output) in shown
-    assert [name for name, value in SECRETS.items() if value in shown] == []
+    files = [path for path in job.run.rglob("*") if path.is_file()]
+    assert any("wandb" in str(path) for path in files)
+    texts = [job.output.encode(), shown.encode(), *(path.read_bytes() for path in files)]
+    found = [name for name, key in SECRETS.items() if any(key.encode() in text for text in texts)]
+    assert found == []
 
 
 REWARDS = """
@@ -91,8 +82,7 @@ def test_a_job_has_the_users_rewards_and_its_stop_leaves_a_checkpoint(head, tmp_
     settings = ["--wandb.mode=disabled", "--budget.steps=500", "--checkpoint.every_steps=400"]
     status, output = submit(head, "--no-wait", config.name, *settings, folder=tmp_path)
     assert status == 0, output
-    # They are as they were then.
-    (tmp_path / "beside/twice.py").write_text("")
+    (tmp_path / "beside/twice.py").write_text("")  # the job has it as it was
     name = job_id(output)
     run = tmp_path / "runs" / "own"
     wait_for_lines(run / "metrics.jsonl", 1)
@@ -130,43 +120,7 @@ def test_leased_tpus_without_a_tpu_are_refused(head, tmp_path):
     config = write_config(tmp_path, name="pretended")
     settings = ["--plan.platform", "tpu", "--plan.placement", "colocated"]
     settings += ["--plan.learner_devices", "4", "--plan.micro_batch_tokens", "3328"]
-    status, output = head.run(*train_command(config, *settings))
+    status, output = head.run(*launch("train", config, *settings))
     assert status == 2, output
     assert "needs 4 tpu device(s)" in output
     assert not (tmp_path / "runs").exists()
-
-
-WAITS = r"""
-import asyncio, sys
-import ray
-from actors.groups import RunActors
-from actors.placement import Lease, Reservation
-from configs.load import load_config
-from launch import cluster
-
-settings = {"platform": "tpu", "learner_devices": 1, "samplers": 3}
-config = load_config(sys.argv[1], [(f"plan.{key}", str(value)) for key, value in settings.items()])
-
-async def run():
-    held = Reservation("another run", [Lease({"TPU": 1}, {})])
-    await held.placed()
-    cluster.REPORT_WAIT_EVERY_S = 0.2
-    cluster.say = lambda text: (print(f"\n{text}"), held.release())
-    actors = RunActors.spawn(config)
-    await cluster.wait_for_devices(actors.devices)
-    print("\nplaced; free:", ray.available_resources().get("TPU", 0), flush=True)
-    actors.kill()
-
-with cluster.cluster(config):
-    asyncio.run(run())
-"""
-"""A run with four processes of one chip each, while one of four chips is held."""
-
-
-def test_devices_are_taken_together_or_not_at_all(head, tmp_path):
-    config = write_config(tmp_path, name="waits")
-    status, output = head.run(sys.executable, "-c", WAITS, config)
-    assert status == 0, output
-    # Three chips are free, and the run that needs four holds none of them.
-    assert "\nwaiting for devices: 4 TPU together (3 of 4 free); " in output
-    assert "\nplaced; free: 0" in output

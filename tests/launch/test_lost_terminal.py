@@ -1,4 +1,4 @@
-"""A terminal or a reader that is gone: the command stops in order, or goes on with `nohup`."""
+"""Signals and a lost terminal: a command stops in order, at once, or goes on with `nohup`."""
 
 from __future__ import annotations
 
@@ -81,18 +81,29 @@ def test_a_closed_terminal_stops_a_command_in_order_and_nohup_goes_on(tmp_path: 
     assert '"step": 3' in status.read_text()
 
 
-def test_a_command_goes_on_without_the_reader_of_its_output(request_path: Path):
-    read, write = os.pipe()
-    os.close(read)
-    process = subprocess.run(
-        [sys.executable, "-m", "launch.train", str(request_path), "--dry-run"],
-        env=os.environ | {"PYTHONPATH": str(PROJECT)},
-        stdout=write,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
+STOPPED = """
+import asyncio
+from launch.stop import Stop
+
+async def run():
+    stop = Stop("stopping")
+    stop.listen()
+    print("listening", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(run())
+"""
+
+
+def test_a_second_ctrl_c_ends_a_process_with_one_line():
+    child = subprocess.Popen(
+        [sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    os.close(write)
-    assert "Traceback" not in process.stderr
-    assert process.stderr.endswith("nothing is wrong\n")
-    assert process.returncode == 0
+    assert child.stdout is not None
+    assert child.stdout.readline() == "listening\n"
+    child.send_signal(signal.SIGINT)
+    assert child.stdout.readline() == "stopping\n"
+    child.send_signal(signal.SIGTERM)  # ignored
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate()
+    assert (child.returncode, out, err) == (130, "", "stopped at once; nothing was waited for\n")

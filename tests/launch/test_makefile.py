@@ -1,4 +1,4 @@
-"""What `make` maintains and runs: the environment, made and filled once, and the checks."""
+"""`make test` fails if a check fails, and shows all of them."""
 
 from __future__ import annotations
 
@@ -9,93 +9,32 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-# Answers the probe of make_venv.sh, and makes an environment whose python logs and prints its
-# arguments and fails in `python -m MODULE` while the file `broken-MODULE` exists.
-FAKE_PYTHON = """#!/bin/sh
-if [ "$1" = -I ]; then
-    echo "$0"
-elif [ "$2" = venv ]; then
-    mkdir -p "$3/bin"
-    printf '#!/bin/sh\\necho "$@" | tee -a log\\n! [ -e "broken-$2" ]\\n' >"$3/bin/python"
-    printf '#!/bin/sh\\n' >"$3/bin/lint-imports"
-    chmod +x "$3/bin/python" "$3/bin/lint-imports"
-    echo "made with ${0##*/}" >>log
-fi
-"""
+# Prints its arguments, and fails in `python -m MODULE` while the file `broken-MODULE` exists.
+FAKE_PYTHON = '#!/bin/sh\necho "$@"\n! [ -e "broken-$2" ]\n'
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    (tmp_path / "launch").mkdir()
-    for name in ("Makefile", "launch/make_venv.sh"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    requirements = ("requirements.txt", "requirements-dev.txt", "requirements-tpu.txt")
-    for name in ("pyproject.toml", *requirements):
-        (tmp_path / name).touch()
-    (tmp_path / "python").write_text(FAKE_PYTHON, encoding="utf-8")
-    (tmp_path / "python").chmod(0o755)
-    return tmp_path
-
-
-def run(project: Path, *arguments: str) -> tuple[int, str]:
-    """Runs make; returns its status and output."""
+@pytest.mark.parametrize("broken", ["nothing", "ruff", "mypy", "pytest"])
+def test_make_test_fails_if_a_check_fails_and_shows_all(tmp_path: Path, broken: str) -> None:
+    shutil.copy(Path(__file__).parents[2] / "Makefile", tmp_path)
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "lint-imports"):
+        (programs / name).write_text(FAKE_PYTHON, encoding="utf-8")
+        (programs / name).chmod(0o755)
+    (tmp_path / f"broken-{broken}").touch()
     # Without the variables of a `make` that runs these tests.
-    ours = {"ARGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "SEED"}
-    outer = {key: value for key, value in os.environ.items() if key not in ours}
+    ours = {"ARGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
     done = subprocess.run(
-        ["make", *arguments],
-        cwd=project,
-        env=outer | {"PYTHON": str(project / "python")},
+        ["make", "--old-file", ".venv/.dev", "test", "ARGS=tests/configs -k toml"],
+        cwd=tmp_path,
+        env={key: value for key, value in os.environ.items() if key not in ours},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
-    return done.returncode, done.stdout
-
-
-def make(project: Path, target: str) -> list[str]:
-    """Makes a target; returns the environments made, and what is installed (`.`: this)."""
-    log = project / "log"
-    log.unlink(missing_ok=True)
-    assert run(project, target)[0] == 0
-    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    return [line.split()[-1] for line in lines if line.startswith(("made", "-m pip"))]
-
-
-def test_an_environment_is_made_and_filled_once(project: Path) -> None:
-    assert make(project, ".venv/.runtime") == ["python", ".", "requirements.txt"]
-    assert make(project, "install-gemma") == [".[gemma]"]
-    assert make(project, "install-gemma") == []
-    stamp = (project / ".venv/.runtime").stat().st_mtime
-    os.utime(project / "requirements.txt", (stamp + 5, stamp + 5))
-    assert make(project, ".venv/.runtime") == ["requirements.txt"]
-
-
-def test_the_wheels_folder_has_the_pins_and_what_installs_the_sources(project: Path) -> None:
-    assert run(project, "wheelhouse-tpu")[0] == 0
-    step = (project / "log").read_text(encoding="utf-8").splitlines()[-1]
-    assert step.endswith(
-        "--no-deps --wheel-dir wheelhouse --requirement requirements-tpu.txt setuptools>=77"
-    )
-    assert not (project / ".venv").exists()
-
-
-def test_make_alone_names_the_commands(project: Path) -> None:
-    status, shown = run(project)
-    assert status == 0
-    for command in ("demo", "demo-table", "gemma", "test", "test-accelerator", "lint", "clean"):
-        assert f"\n  make {command} " in f"\n{shown}"
-
-
-@pytest.mark.parametrize("broken", ["nothing", "ruff", "mypy", "pytest"])
-def test_make_test_fails_if_a_check_fails_and_shows_all(project: Path, broken: str) -> None:
-    (project / f"broken-{broken}").touch()
-    status, shown = run(project, "test", "ARGS=tests/configs -k toml")
-    assert status == (0 if broken == "nothing" else 2)
-    lines = shown.splitlines()
+    assert done.returncode == (0 if broken == "nothing" else 2)
+    lines = done.stdout.splitlines()
     assert "-m ruff check ." in lines
     # Tests and types run beside each other; both are shown.
     both = {"-m pytest -n 2 --dist worksteal tests/configs -k toml", "-m mypy"}

@@ -57,15 +57,6 @@ def project(tmp_path: Path) -> Path:
     return project
 
 
-def outputs(notebook: nbformat.NotebookNode) -> dict[str, str]:
-    """What each code cell printed, by its id."""
-    return {
-        cell.id: "".join(one.get("text", "") for one in cell.outputs)
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-    }
-
-
 @pytest.mark.slow
 @pytest.mark.ray
 def test_the_notebook_trains_evaluates_and_exports_the_demo(
@@ -89,7 +80,8 @@ def test_the_notebook_trains_evaluates_and_exports_the_demo(
     NotebookClient(
         notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(work)}}
     ).execute()
-    shown = outputs(notebook)
+    cells = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
+    shown = {name: "".join(one.get("text", "") for one in cells[name]) for name in cells}
     assert shown["token"] == "my WANDB_API_KEY\n"
     assert shown["install"] == ""
     assert shown["doctor"]
@@ -99,5 +91,4 @@ def test_the_notebook_trains_evaluates_and_exports_the_demo(
     assert summary["steps"] == 2
     assert re.search(r"^test: \d+\.\d% -> \d+\.\d%", shown["evaluate"], re.MULTILINE)
     assert (work / "runs/small-export/config.json").is_file()
-    (report,) = (cell for cell in notebook.cells if cell.id == "report")
-    assert "srcdoc" in report.outputs[-1].data["text/html"]
+    assert "srcdoc" in cells["report"][-1].data["text/html"]

@@ -7,13 +7,12 @@ import subprocess
 import sys
 import tomllib
 from fnmatch import fnmatch
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from launch.__main__ import COMMANDS, main
-from tests.launch.test_commands import HEAVY
+from launch.__main__ import main
+from launch.source import PACKAGES
 
 PROJECT = Path(__file__).parents[2]
 SETTINGS = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -41,31 +40,17 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_help_lists_the_commands_and_loads_nothing_heavy(tmp_path: Path) -> None:
-    code = f"""
-import sys
-from launch.__main__ import main
-assert main(["--help"]) == 0
-print([name for name in {(*HEAVY, "pydantic")} if name in sys.modules])
-"""
-    done = python(tmp_path, "-c", code)
-    *shown, heavy = done.stdout.splitlines()
-    assert heavy == "[]", done.stderr
-    listed = [line.split()[0] for line in shown if line.startswith("  ")]
-    assert listed == list(COMMANDS)
-    assert all(find_spec(f"launch.{name}") for name in COMMANDS)
-
-
 def test_one_command_runs_the_others_and_names_the_nearest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert SETTINGS["project"]["scripts"] == {"gemma-grpo": "launch.__main__:main"}
-    assert main(["train", "gone.toml"]) == 2
-    assert capsys.readouterr().err.startswith("gone.toml: no such file")
-    assert main(["trian", "gone.toml"]) == 2
-    assert capsys.readouterr().err == "command line: trian: unknown; did you mean train?\n"
-    assert main([]) == 2
-    assert capsys.readouterr().err.startswith("usage: gemma-grpo COMMAND")
+    for words, told in (
+        (["train", "gone.toml"], "gone.toml: no such file"),
+        (["trian", "gone.toml"], "command line: trian: unknown; did you mean train?\n"),
+        ([], "usage: gemma-grpo COMMAND"),
+    ):
+        assert main(words) == 2
+        assert capsys.readouterr().err.startswith(told)
 
 
 def test_all_files_of_the_packages_are_installed() -> None:
@@ -74,13 +59,13 @@ def test_all_files_of_the_packages_are_installed() -> None:
         for package, named in SETTINGS["tool"]["setuptools"]["package-data"].items()
         for pattern in named
     ]
-    files = [
-        str(path.relative_to(PROJECT))
-        for package in ("actors", "configs", "launch", "pipeline", "rewards")
+    left = {
+        name
+        for package in PACKAGES
         for path in (PROJECT / package).rglob("*")
         if path.is_file() and path.suffix not in {".py", ".pyc"}
-    ]
-    left = {name for name in files if not any(fnmatch(name, one) for one in patterns)}
+        if not any(fnmatch(name := str(path.relative_to(PROJECT)), one) for one in patterns)
+    }
     # What makes environments, and the notebook that calls it.
     notebook = "launch/notebooks/gemma_grpo.ipynb"
     assert left == {notebook, "launch/bootstrap.sh", "launch/make_venv.sh"}

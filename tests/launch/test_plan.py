@@ -13,7 +13,6 @@ from launch import plan
 from tests.pipeline.plan.presets import KNOWN
 
 PROJECT = Path(__file__).parents[2]
-PAST = "2024-01-01T00:00:00+00:00"
 ONE_B, FOUR_B = (str(PROJECT / f"configs/gemma3_{n}b_gsm8k_v5e8.toml") for n in (1, 4))
 
 
@@ -53,45 +52,6 @@ def test_every_preset_is_planned(
     assert f"~{figures['step']['tokens_per_s']:,.0f} trained tokens per second" in out
     assert len(out.splitlines()) <= 70
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
-
-
-def test_the_plan_for_another_topology(capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = shown(capsys, ONE_B, "--topology", "v5e-4")
-    assert "plan of gemma3-1b-gsm8k for v5e-4: 4 x TPU v5e of 15.75 GiB" in out
-    assert "  settings for it: plan.placement = " in out
-    assert "plan.learner_devices = 4" in out
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--topology", "v5e-9"], "--topology v5e-9: unknown; known topologies"),
-        (["--topology", "v5e-16", "--verify"], "--verify: programs can be compiled for v5e-1,"),
-        (
-            ["--model.path", "hf://a/b"],
-            "model.path: hf://a/b: only Gemma 2, 3 and 4 can be trained",
-        ),
-        (["--json", "/nowhere/plan.json"], "--json: no folder /nowhere"),
-        (["--budget.time", "none", "--budget.until", PAST], f"budget.until = {PAST} has passed"),
-    ],
-)
-def test_mistakes_are_reported(
-    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, err = shown(capsys, ONE_B, *argv, status=2)
-    assert out == ""
-    assert message in err
-
-
-@pytest.mark.slow
-def test_the_shortage_and_what_would_fit_are_reported(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    small = ["--topology", "v5e-1", "--plan.hbm_gib", "6"]
-    out, _ = shown(capsys, FOUR_B, *small, status=1)
-    assert re.search(r"  DOES NOT FIT: .* GiB of the 5.70 that may be used: base ~7.23, ", out)
-    assert re.search(r'^model.quantization = "nf4"  .*  settings$', out, re.MULTILINE)
-    assert re.search(r"^--topology v5e-4 \(.*  hardware$", out, re.MULTILINE)
 
 
 def test_what_does_not_fit_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -34,17 +33,6 @@ def begin(config: Config) -> Prepared:
     return prepared
 
 
-def test_a_valid_request_is_prepared(tmp_path: Path, config: Config):
-    prepared = prepare(config, extend=None)
-    assert prepared.config == config.with_metric("exact_answer")
-    assert [prompt.id for prompt in prepared.data.train.prompts] == [1, 2, 3, 4, 5, 6]
-    assert len(prepared.data.test.prompts) == 4
-    assert prepared.tokenizer.path == tmp_path / "model" / "tokenizer.model"
-    assert prepared.folder.path == tmp_path / "runs" / "small"
-    assert not prepared.folder.path.exists()
-    assert (prepared.extend, prepared.wandb_mode) == (None, "disabled")
-
-
 def test_a_run_does_not_resume_with_another_base(tmp_path: Path, config: Config):
     began = begin(config)
     assert began.base is not None
@@ -63,11 +51,8 @@ def test_promise_3_a_run_does_not_resume_with_changed_data(tmp_path: Path, confi
         path = tmp_path / f"{name}.jsonl"
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace('"answer": "', '"answer": "1', 1), encoding="utf-8")
-        with pytest.raises(ValueError, match=f"^{told}: the prompts have changed since") as caught:
+        with pytest.raises(ValueError, match=f"^{told}: the prompts have changed since"):
             prepare(config, extend=None)
-    assert f"have changed since {tmp_path}/runs/small started; restore them, or start" in str(
-        caught.value
-    )
 
 
 def timed(config: Config, **budget: object) -> Config:
@@ -91,20 +76,9 @@ def test_a_run_whose_time_has_passed_ends_with_its_latest_version(
     folder = begin(config).folder
     with pytest.raises(ValueError, match=r"has passed: it is .* now; set a later one$"):
         prepare(over, extend=None)
-    # Steps without a checkpoint would be repeated.
-    folder.write_metrics({"step": 1})
-    folder.journal("checkpoint", step=0, elapsed_s=1.0, seconds=0.1)
-    with pytest.raises(ValueError, match=r"has passed: it is .* now; set a later one$"):
-        prepare(over, extend=None)
     folder.journal("checkpoint", step=1, elapsed_s=2.0, seconds=0.1)
     prepare(over, extend=None)
-    shown = capsys.readouterr().out
-    assert shown.count("budget.until") == 1
-    assert re.search(r"2020-.* has passed: it is .* now; the run ends with its latest ver", shown)
-
-
-def tree(folder: RunFolder) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    assert "; the run ends with its latest version" in capsys.readouterr().out
 
 
 def test_promise_6_a_finished_run_is_not_reopened_with_too_little_time(config: Config):
@@ -112,16 +86,10 @@ def test_promise_6_a_finished_run_is_not_reopened_with_too_little_time(config: C
     folder.write_metrics({"step": 1, "time/step_s": 30.0, "time/elapsed_s": 250.0})
     folder.journal("checkpoint", step=1, seconds=2.0, elapsed_s=290.0)
     folder.write_summary({"ended": "finished", "steps": 1, "deadline_s": 300})
-    before = tree(folder)
     with pytest.raises(
         ValueError, match=r"^budget\.time = 5m10s is too short: 20s .* take at least \d+s"
     ):
         prepare(timed(config, time="5m"), extend="10s")
-    with pytest.raises(ValueError, match=r"^budget\.time = 4m is too short: 0s of it are left"):
-        prepare(timed(config, time="4m"), extend=None)
-    with pytest.raises(ValueError, match=r"^budget\.until = 2020-.*: 0s of it are left"):
-        prepare(timed(config, until="2020-01-01T10:00Z"), extend=None)
-    assert tree(folder) == before
     prepare(timed(config, time="5m"), extend="1m22s")
 
 
@@ -136,7 +104,6 @@ TEN = "2999-01-01T10:00Z"
         ({"ended": "interrupted", "steps": 2}, {"steps": 3}, False),
         ({"deadline_s": 3600}, {"time": "1h"}, True),
         ({"deadline_s": 3600}, {"time": "2h"}, False),
-        ({"until_s": datetime.fromisoformat(TEN).timestamp()}, {"until": TEN}, True),
         ({"until_s": datetime.fromisoformat(TEN).timestamp() - 3600}, {"until": TEN}, False),
     ],
 )
@@ -160,35 +127,24 @@ def test_more_time_is_refused_after_the_learning_rate_has_decayed(config: Config
         finished(timed(decaying, time="2h"), extend=None)
 
 
-@pytest.fixture
-def tpu_config(request_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """A run on 8 chips, on a machine that is in no cluster."""
+def test_given_chips_replace_the_count_of_this_machine(
+    request_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     for name in ("RAY_ADDRESS", SUBMITTED, "TPU_VISIBLE_CHIPS"):
         monkeypatch.delenv(name, raising=False)
-    settings = {
-        "run.tpu_chips": "8",
-        "plan.platform": "tpu",
-        "plan.placement": "colocated",
-        "plan.learner_devices": "8",
-        "plan.slots": "8",
-        "plan.micro_batch_tokens": "544",
-    }
-    return load_config(request_path, list(settings.items()))
+    settings = {"plan.platform": "tpu", "plan.placement": "colocated", "plan.slots": "8"}
+    settings |= {"plan.learner_devices": "8", "plan.micro_batch_tokens": "544"}
 
+    def config(chips: int) -> Config:
+        return load_config(request_path, [*settings.items(), ("run.tpu_chips", str(chips))])
 
-def test_given_chips_replace_the_count_of_this_machine(
-    tpu_config: Config, monkeypatch: pytest.MonkeyPatch
-):
-    check_devices(tpu_config)
-    run = tpu_config.run.model_copy(update={"tpu_chips": 4})
+    check_devices(config(8))
     with pytest.raises(ValueError, match=r"needs 8 TPU, and run\.tpu_chips gives 4; "):
-        check_devices(tpu_config.model_copy(update={"run": run}))
+        check_devices(config(4))
+    monkeypatch.setenv("RAY_ADDRESS", "1")
     told = r"^run\.tpu_chips = 8: a cluster counts .* `ray start --resources='\{\"TPU\": 8\}'`$"
-    for name in ("RAY_ADDRESS", SUBMITTED):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, "1")
-            with pytest.raises(ValueError, match=told):
-                check_devices(tpu_config)
+    with pytest.raises(ValueError, match=told):
+        check_devices(config(8))
 
 
 def test_a_run_has_the_chosen_placement_and_a_resume_keeps_it(

@@ -26,12 +26,6 @@ def gsm8k(first: int, count: int) -> list[dict[str, str]]:
     ]
 
 
-def local(split: str, path: Path) -> list[str]:
-    """Returns settings that read a split from a file instead of the hub."""
-    key = f"--data.{split}"
-    return [f"{key}.path", str(path), f"{key}.subset", "none", f"{key}.split", "none"]
-
-
 @pytest.mark.parametrize("preset", ON_A_HUB)
 def test_a_preset_passes_a_dry_run(
     preset: str,
@@ -46,7 +40,8 @@ def test_a_preset_passes_a_dry_run(
     for number, split in enumerate(("train", "validation", "test")):
         path = tmp_path / f"{split}.jsonl"
         write_rows(path, gsm8k(1000 * number, 100))
-        settings += local(split, path)
+        key = f"--data.{split}"
+        settings += [f"{key}.path", str(path), f"{key}.subset", "none", f"{key}.split", "none"]
     path = tmp_path / "boolq.jsonl"
     write_rows(path, [{"passage": "Sky is up.", "question": "is sky up", "answer": True}])
     on_tpu = preset.endswith("v5e8.toml")

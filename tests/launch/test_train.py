@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from launch import preparation, train
 from launch.preparation import Prepared
 from pipeline.run.mirror import Copier, Snapshot
 from pipeline.run.run_folder import RunFolder
+from tests.launch.s3_server import s3_bucket
 from tests.launch.small_run import everything_below
 
 
@@ -77,17 +79,28 @@ def ended(request_path: Path) -> Callable[..., RunFolder]:
     return make
 
 
-def test_a_finished_run_is_known_on_an_empty_host(
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.slow)])
+def mirror(
+    request: pytest.FixtureRequest, request_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """An empty mirror."""
+    folder = request_path.parent / "mirror"
+    folder.mkdir()
+    with s3_bucket(monkeypatch) if request.param == "s3" else nullcontext(str(folder)) as url:
+        yield url
+
+
+def test_promise_3_the_run_of_a_lost_host_is_fetched(
     request_path: Path,
     ended: Callable[..., RunFolder],
     started: list[Prepared],
     capsys: pytest.CaptureFixture[str],
+    mirror: str,
 ):
-    folder, mirror = ended(), request_path.parent / "mirror"
-    mirror.mkdir()
+    folder = ended()
     Copier(f"{mirror}/small").copy(Snapshot(folder.path))
     folder.path.rename(request_path.parent / "lost")
-    command = [str(request_path), "--run.mirror", str(mirror)]
+    command = [str(request_path), "--run.mirror", mirror]
     before = everything_below(request_path.parent)
     assert train.main([*command, "--dry-run"]) == 0
     assert everything_below(request_path.parent) == before
@@ -102,8 +115,8 @@ def test_a_finished_run_is_known_on_an_empty_host(
 def test_a_damaged_journal_is_reported_once(request_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = RunFolder.of(load_config(request_path))
     folder.create(load_config(request_path))
-    for _ in range(3):
-        folder.journal("started", wandb_id=None, data={}, elapsed_s=1.0)
+    folder.journal("started", wandb_id=None, data={}, elapsed_s=1.0)
+    folder.journal("ended")
     folder.write_summary({"ended": "finished", "steps": 3, "deadline_s": None})
     folder.close()
     journal = folder.path / "journal.jsonl"
@@ -157,13 +170,11 @@ def test_mistakes_of_all_kinds_are_reported_at_once(
     assert len(lines) == len(parts)
 
 
-@pytest.mark.parametrize(
-    "table", ["model", "data", "rewards", "rollout", "plan", "budget", "wandb"]
-)
-def test_a_misspelt_table_gives_no_traceback(request_path: Path, refused: Refused, table: str):
+def test_a_misspelt_table_gives_no_traceback(request_path: Path, refused: Refused):
     text = request_path.read_text(encoding="utf-8")
-    request_path.write_text(text.replace(f"[{table}]", f"[{table}x]"), encoding="utf-8")
-    assert any(f": {table}x: unknown; did you mean {table}?" in line for line in refused())
+    for table in ("model", "data", "rewards", "rollout", "plan", "budget", "wandb"):
+        request_path.write_text(text.replace(f"[{table}]", f"[{table}x]"), encoding="utf-8")
+        assert any(f": {table}x: unknown; did you mean {table}?" in line for line in refused())
 
 
 def test_checks_that_depend_on_a_wrong_setting_are_skipped(refused: Refused):
@@ -178,13 +189,8 @@ def test_devices_of_this_machine_are_checked_unless_the_run_is_submitted(
 ):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("GEMMA_GRPO_SUBMITTED", raising=False)
-    for kind, name in (("tpu", "TPU"), ("gpu", "GPU")):
-        (line,) = refused("--plan.platform", kind)
-        assert line == (
-            f"plan.platform = '{kind}' needs 2 {name}, and this machine has 0; no other kind "
-            "of device is used instead. launch/submit.sh submits the run to a cluster that has "
-            "them, python -m launch.doctor explains the count"
-        )
+    (line,) = refused("--plan.platform", "tpu")
+    assert line.startswith("plan.platform = 'tpu' needs 2 TPU, and this machine has 0; no other")
     for variable in ("RAY_ADDRESS", "GEMMA_GRPO_SUBMITTED"):
         with monkeypatch.context() as submitted:
             submitted.setenv(variable, "1")
@@ -199,19 +205,13 @@ def test_a_dry_run_prints_what_would_run_and_leaves_nothing_behind(
     assert train.main([str(request_path), "--dry-run"]) == 0
     assert everything_below(request_path.parent) == before
     said = capsys.readouterr().out.splitlines()
-    assert said[:11] == [
-        "W&B: disabled by wandb.mode",
+    for line in (
         "train: 6 prompts",
-        "test: 4 prompts",
-        "prompt of row 1:",
-        "    <start_of_turn>user",
         "    tom has 0 apples.<end_of_turn>",
-        "    <start_of_turn>model",
-        "    ",
         "its reference answer: '0'",
         "measured by equality with the reference (eval.metric); answer: the last answer block",
-        "settings that are not defaults (--json FILE writes all):",
-    ]
+    ):
+        assert line in said
     assert '    model.dtype = "float32"' in said
     assert not any("learner.lr" in line for line in said)
     runs = request_path.parent / "runs"
@@ -228,35 +228,17 @@ def test_a_dry_run_prints_what_would_run_and_leaves_nothing_behind(
     assert started == []
 
 
-def test_a_dry_run_refuses_a_reward_without_any_score(
-    request_path: Path, started: list[Prepared], capsys: pytest.CaptureFixture[str]
-):
-    (request_path.parent / "mine.py").write_text("def short(text): return 1.0\n")
-    function = f"{request_path.parent}/mine.py:short"
-    arguments = [str(request_path), "--rewards.functions.0.function", function, "--dry-run"]
-    assert train.main(arguments) == 2
-    shown = capsys.readouterr().err
-    assert "completions have no score (invalid)" in shown
-    assert "the parameter of a function of one completion is named completion" in shown
-    assert started == []
-
-
 def test_a_changed_setting_is_refused_with_both_values_or_accepted_by_its_name(
     request_path: Path, ended: Callable[..., RunFolder], refused: Refused, started: list[Prepared]
 ):
     folder = ended(ended="interrupted")
     rate, changed = ("--learner.lr", "1e-4"), ("--run.seed", "1", "--learner.kl_coef", "0.5")
-    assert refused(*rate, *changed, "--budget.steps", "9", "--accept", "learner.lr") == [
-        (
-            f"{folder.path} contains a run with other settings; resume it with the old values, or "
-            "with the flags below to accept the new ones, or start another run from its checkpoint "
-            "with --run.name and --run.fork:"
-        ),
+    told, *lines = refused(*rate, *changed, "--budget.steps", "9", "--accept", "learner.lr")
+    assert told.startswith(f"{folder.path} contains a run with other settings; resume it with the")
+    assert lines == [
         "  run.seed: was 0, now 1",
         "  learner.kl_coef: was 0.0, now 0.5 (--accept learner.kl_coef)",
     ]
-    (line,) = refused("--accept", "run.seed")
-    assert line.startswith("command line: --accept run.seed: a resume cannot change this; it can ")
     assert train.main([str(request_path), *rate, "--accept", "learner.lr"]) == 0
     assert started[0].config.learner.lr == 1e-4
 
@@ -264,41 +246,17 @@ def test_a_changed_setting_is_refused_with_both_values_or_accepted_by_its_name(
 def test_a_run_in_use_by_another_process(ended: Callable[..., RunFolder], refused: Refused):
     folder = ended()
     folder.create(load_config(folder.path.parents[1] / "small.toml"))
-    told = (
-        f"is using {folder.path}; wait until it ends, or end it with Ctrl-C, SIGTERM or ray job "
-        "stop"
-    )
-    assert refused() == [f"another process {told}"]
     folder.status.write_text('{"pid": 12, "host": "tpu-1"}')
-    assert refused() == [f"another process (by status.json 12 on tpu-1) {told}"]
+    (line,) = refused()
+    assert line.startswith("another process (by status.json 12 on tpu-1) is using ")
     folder.close()
-
-
-def test_a_finished_run_is_reported(
-    request_path: Path,
-    ended: Callable[..., RunFolder],
-    started: list[Prepared],
-    capsys: pytest.CaptureFixture[str],
-):
-    folder = ended()
-    before = everything_below(request_path.parent)
-    assert train.main([str(request_path)]) == 0
-    assert capsys.readouterr().out == (
-        f"{folder.path} is finished after 3 steps; its results are in summary.json. "
-        "--run.name starts another run, --extend continues this one\n"
-    )
-    assert started == []
-    assert everything_below(request_path.parent) == before
 
 
 def test_extend_adds_to_a_finished_run_only(
     request_path: Path, ended: Callable[..., RunFolder], refused: Refused, started: list[Prepared]
 ):
-    told = (
-        f"--extend: there is no finished run in {request_path.parent}/runs/small; without --extend "
-        "the same command starts or continues it"
-    )
-    assert refused("--extend", "5") == [told]
+    (line,) = refused("--extend", "5")
+    assert line.startswith("--extend: there is no finished run in ")
     folder = ended()
     assert train.main([str(request_path), "--extend", "50"]) == 0
     assert started[0].extend is not None

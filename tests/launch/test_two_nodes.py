@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -17,13 +16,11 @@ from tests.launch.cluster_fixtures import (
     below,
     family,
     finish,
-    ray,
+    launch,
     running_head,
     running_node,
-    start,
     start_submission,
     submit,
-    train_command,
     wait_for_events,
     wait_until,
     write_config,
@@ -43,38 +40,23 @@ if "launch.train" in sys.orig_argv:
 """Connects a run to the node named NODE; on another host it would be the only one there."""
 
 
-def on(node: str, folder: Path) -> dict[str, str]:
-    """Variables with which a run's process, or those of a Ray, connect to a node."""
-    folder.mkdir(exist_ok=True)
-    (folder / "sitecustomize.py").write_text(ON)
-    return {"NODE": node, "PYTHONPATH": str(folder)}
-
-
 def node_of(name: str, nodes: dict[str, int], command: subprocess.Popen[str]) -> str:
     """Waits for the process of an actor; returns its node, of those given with their pids."""
+    found = list[str]()
 
-    def found() -> list[str]:
-        return [node for node, pid in nodes.items() if below(pid, f"ray::{name}")]
+    def is_there() -> bool:
+        found[:] = [node for node, pid in nodes.items() if below(pid, f"ray::{name}")]
+        return bool(found)
 
-    wait_until(found, command)
-    return found()[0]
-
-
-def kill(pid: int) -> None:
-    """Ends a node: all of its processes at once."""
-    for process in reversed(family(pid)):
-        with suppress(psutil.NoSuchProcess):  # it ended since
-            process.kill()
+    wait_until(is_there, command)
+    return found[0]
 
 
 def summary(run: Path) -> dict[str, object]:
     return dict(json.loads((run / "summary.json").read_bytes()))
 
 
-def test_a_run_survives_a_dead_node_and_an_exchange_of_nodes(
-    head: Head, finished: Path, tmp_path: Path
-):
-    """A sampler's node dies under a run; then another node has the driver, and the learner."""
+def test_a_run_survives_the_death_of_a_samplers_node(head: Head, tmp_path: Path):
     config = write_config(tmp_path, name="finished")
     run = tmp_path / "runs" / "finished"
     with (
@@ -82,50 +64,36 @@ def test_a_run_survives_a_dead_node_and_an_exchange_of_nodes(
         running_node(head, tmp_path / "third") as third,
     ):
         nodes = {"head": head.process, "second": second, "third": third}
-        command = head.start(*train_command(config, "--budget.steps=1"))
+        command = head.start(*launch("train", config, "--budget.steps=1"))
         assert node_of("LearnerActor", nodes, command) == "head"
         dying = node_of("SamplerActor", nodes, command)
         assert dying != "head"
         wait_for_events(run, "started", 1, command)
-        kill(nodes.pop(dying))
+        for process in reversed(family(nodes.pop(dying))):
+            with suppress(psutil.NoSuchProcess):  # it ended since
+                process.kill()
         (left,) = nodes.keys() - {"head"}
         assert node_of("SamplerActor", {left: nodes[left]}, command) == left
         status, output = finish(command)
         assert status == 0, output
         assert output.count("; it is started again") >= 1, output
 
-        environment = head.environment | {"RAY_ADDRESS": head.gcs, "HOME": str(tmp_path / left)}
-        environment |= on(left, tmp_path / "site")
-        command = start(train_command(config, "--no-supervise"), environment)
-        assert node_of("LearnerActor", nodes, command) == left
-        assert node_of("SamplerActor", nodes, command) == "head"
-        status, output = finish(command)
-    assert status == 0, output
-    assert "resuming after step 1" in output
-    assert summary(run)["adapter_sha256"] == summary(finished)["adapter_sha256"]
+    assert summary(run)["ended"] == "finished"
 
 
 def test_a_job_runs_on_a_node_with_the_devices_where_the_head_has_none(tmp_path: Path):
     """The usual form of KubeRay and `ray up`; the run's process reserves nothing itself."""
     config, run = write_config(tmp_path, name="placed"), tmp_path / "runs" / "placed"
     settings = ["--budget.steps=1", "--wandb.mode=disabled"]
-    second = tmp_path / "second"
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(ON)
+    variables = {"NODE": "second", "PYTHONPATH": str(site)}
     with (
         running_head(cpus=0) as head,
-        running_node(head, second, cpus=2, **on("second", tmp_path / "site")) as node,
+        running_node(head, tmp_path / "second", cpus=2, **variables) as node,
     ):
         nodes = {"head": head.process, "second": node}
-        # Ray itself starts a job on the head.
-        by_hand = ["job", "submit", "--working-dir", ".", "--", *train_command(config, *settings)]
-        status, output = finish(ray(head, *by_hand))
-        assert status == 1
-        refused = re.search(
-            r"needs 1 CPU for the learner on node .* start it on node (.*): with launch/submit.sh, "
-            r"or with ray job submit --entrypoint-label-selector '(.*)'",
-            output,
-        )
-        assert refused is not None, output
-        assert json.loads(refused[2]).keys() == {"ray.io/node-id"}
         status, output = submit(head, config, *settings, "--node=10.9.8.7", folder=tmp_path)
         assert (status, run.exists()) == (2, False), output
         assert "--node 10.9.8.7: the cluster has no such node; it has node " in output
@@ -133,6 +101,5 @@ def test_a_job_runs_on_a_node_with_the_devices_where_the_head_has_none(tmp_path:
         assert node_of("LearnerActor", nodes, command) == "second"
         status, output = finish(command)
     assert status == 0, output
-    (ident,) = re.findall(r"id \w+", refused[1])
-    assert re.search(rf"the run's process and folder will be on node .*, {ident}\)", output)
+    assert "the run's process and folder will be on node " in output
     assert summary(run)["ended"] == "finished"

@@ -1,4 +1,4 @@
-"""Names of versions: a run folder, a step, the best, the last, an export."""
+"""Names of versions of a run, and what `launch.evaluate` and `launch.export` make of them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,9 @@ from pathlib import Path
 import pytest
 
 from configs.load import config_to_json, load_config
+from launch import evaluate, export
 from launch.versions import find_version
-from tests.launch.small_run import write_best, write_checkpoint
-
-
-@pytest.fixture
-def run(request_path: Path) -> Path:
-    """A run that has been moved, with checkpoints of steps 3 and 12, the best and an export."""
-    folder = request_path.parent / "moved"
-    write_checkpoint(folder, 3)
-    write_checkpoint(folder, 12)
-    write_best(folder, 9)
-    (folder / "checkpoints" / "14.orbax-checkpoint-tmp").mkdir()
-    (folder / "export" / "adapter").mkdir(parents=True)
-    (folder / "export" / "config.json").write_text('{"model_type": "gemma3_text"}')
-    config = config_to_json(load_config(request_path))
-    (folder / "config.json").write_text(config, encoding="utf-8")
-    return folder
+from pipeline.run.run_folder import RunFolder
 
 
 @pytest.mark.parametrize(
@@ -36,23 +22,48 @@ def run(request_path: Path) -> Path:
         ("moved/export", "export"),
     ],
 )
-def test_a_version_has_one_name_in_all_commands(run: Path, name: str, adapter: str):
+def test_a_version_has_one_name_in_all_commands(moved: Path, name: str, adapter: str):
     found = find_version(name)
-    assert (found.run, found.adapter) == (run, run / adapter)
+    assert (found.run, found.adapter) == (moved, moved / adapter)
     config = found.config([("eval.temperature", "1.0")])
-    assert (config.run.dir, config.run.name) == (str(run.parent), "moved")
+    assert (config.run.dir, config.run.name) == (str(moved.parent), "moved")
     assert config.eval.temperature == 1
 
 
-def test_a_name_without_a_version_is_refused(run: Path):
-    for name, told in (
-        ("moved@4", "moved has no checkpoint 4; there are 3, 12, best, last"),
-        ("movd@3", "no folder .*/movd; nearest: .*/moved"),
-        ("moved/checkpoints", "is no run folder and no export in one"),
-        ("moved@first", "no folder .*/moved@first"),
-    ):
-        with pytest.raises((ValueError, FileNotFoundError), match=told):
-            find_version(name)
-    # Without a validation the last version is meant.
-    (run / "checkpoints" / "best" / "adapter.safetensors").unlink()
-    assert find_version("moved").adapter == run / "checkpoints" / "12"
+def test_without_a_validation_the_last_version_is_meant(moved: Path):
+    (moved / "checkpoints" / "best" / "adapter.safetensors").unlink()
+    assert find_version("moved").adapter == moved / "checkpoints" / "12"
+
+
+def test_a_version_is_evaluated_and_the_run_keeps_the_result(moved: Path):
+    found = evaluate.prepare(["moved@3", "--prompt.system=Think.", "--eval.temperature=1.0"])
+    assert found.config.lora.start == str(moved / "checkpoints" / "3")
+    assert found.result is not None
+    assert found.result.parent == moved / "evaluations"
+    assert list(found.tests) == ["test"]
+    assert found.notes == ("prompt.system is 'Think.'; the run was trained with ''",)
+    found = evaluate.prepare(["small.toml"])  # of a configuration, its base
+    assert (found.result, found.config.lora.start) == (None, None)
+
+
+def test_a_policy_is_evaluated_without_quantization(moved: Path, request_path: Path):
+    rounded = {"plan.rollout_weights": "int8", "plan.kv_cache": "int8", "learner.kl_coef": "0.1"}
+    rounded["learner.importance_cap"] = "2.0"
+    config = load_config(request_path, list(rounded.items()))
+    (moved / "config.json").write_text(config_to_json(config), encoding="utf-8")
+    for extra, kind in (([], "shared"), (["--plan.rollout_weights=int8_matmul"], "int8_matmul")):
+        found = evaluate.prepare(["moved", *extra]).config
+        assert (found.plan.rollout_weights, found.plan.kv_cache) == (kind, "model")
+
+
+def test_a_version_is_exported_and_compared_with_recorded_texts(moved: Path):
+    command = ["moved@3", "--out", "out", "--format", "peft", "hf"]
+    found = export.prepare(command)
+    assert RunFolder.of(found.config).path == moved
+    assert export.working_config(found).lora.start == str(moved / "checkpoints" / "3")
+    assert found.formats == ("hf", "peft")
+    assert len(found.examples) == 1
+    (moved / "rollouts" / "test_after.jsonl").unlink()
+    with pytest.raises(ValueError, match="--no-verify exports without the comparison"):
+        export.prepare(command)
+    assert export.prepare([*command, "--no-verify"]).examples == ()
