@@ -103,26 +103,20 @@ class Rates:
     int8_flops: float
 
 
-def measured(chips: Sequence[jax.Device], *, added: int = _ADDED, factors: int = _FACTORS) -> Rates:
-    """Measures the chips, all at the same time, so the slowest one decides.
-
-    Args:
-        chips: to measure.
-        added: numbers of the timed sum.
-        factors: rows and columns of the multiplied matrices.
-    """
+def measured(chips: Sequence[jax.Device]) -> Rates:
+    """Measures the chips, all at the same time, so the slowest one decides."""
     rng = np.random.default_rng(0)
-    signs = rng.choice(np.asarray([-1, 1], np.int8), (factors, factors))
-    floats = (signs / np.sqrt(factors)).astype(jnp.bfloat16)  # products are as large as factors
-    operations = 2.0 * factors**3
+    signs = rng.choice(np.asarray([-1, 1], np.int8), (_FACTORS, _FACTORS))
+    floats = (signs / np.sqrt(_FACTORS)).astype(jnp.bfloat16)  # products are as large as factors
+    operations = 2.0 * _FACTORS**3
 
     def multiply_int8(x: jax.Array, y: jax.Array) -> jax.Array:
         wide = jnp.dot(x, y, preferred_element_type=jnp.int32)
         return wide.astype(jnp.int8)  # its low bits, which are as random as the factors
 
-    add_s = _loop_s(chips, jnp.add, np.zeros(added, np.float32), np.float32(1))
+    add_s = _loop_s(chips, jnp.add, np.zeros(_ADDED, np.float32), np.float32(1))
     return Rates(
-        bytes_per_s=2 * 4 * added / add_s,
+        bytes_per_s=2 * 4 * _ADDED / add_s,
         bf16_flops=operations / _loop_s(chips, jnp.dot, floats, floats),
         int8_flops=operations / _loop_s(chips, multiply_int8, signs, signs),
     )

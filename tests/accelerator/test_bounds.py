@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.accelerator import small_model
-from tests.accelerator.compare import Arrays, difference, error_difference
+from tests.accelerator.compare import Arrays, difference
 from tests.accelerator.forms import Forms
 
 RNG = np.random.default_rng(0)
@@ -25,46 +25,21 @@ def rounded(seed: int) -> Arrays:
 CPU, CHIPS = rounded(1), rounded(2)
 
 
-def with_b(change: Callable[[np.ndarray], np.ndarray]) -> Arrays:
-    return {**CHIPS, "b": change(CHIPS["b"].copy())}
-
-
 def one_wrong(x: np.ndarray) -> np.ndarray:
     """One number is wrong by half of itself."""
     x[np.abs(x).argmax()] *= 1.5
     return x
 
 
-def not_a_number(x: np.ndarray) -> np.ndarray:
-    x[3] = np.nan
-    return x
-
-
-def swapped(x: np.ndarray) -> np.ndarray:
-    """Two positions have each other's numbers."""
-    x[[0, 1]] = x[[1, 0]]
-    return x
-
-
-def test_rounding_at_other_places_is_within_the_bounds():
-    assert difference(CHIPS, rounded=CPU, exact=EXACT).is_small
-
-
-@pytest.mark.parametrize(
-    "change", [one_wrong, not_a_number, swapped, lambda x: 1.02 * x, lambda x: 7 / 8 * x]
-)
-def test_a_wrong_number_a_wrong_scale_and_a_missing_chip_are_faults(
+@pytest.mark.parametrize("change", [one_wrong, lambda x: x * np.nan, lambda x: 1.02 * x])
+def test_rounding_is_within_the_bounds_and_a_wrong_number_or_scale_is_not(
     change: Callable[[np.ndarray], np.ndarray],
 ):
-    found = difference(with_b(change), rounded=CPU, exact=EXACT)
+    assert difference(CHIPS, rounded=CPU, exact=EXACT).is_small
+    wrong = {**CHIPS, "b": change(CHIPS["b"].copy())}
+    found = difference(wrong, rounded=CPU, exact=EXACT)
     assert not found.is_small
     assert found.name == "b"
-
-
-def test_errors_of_other_tokens_have_the_same_bounds():
-    allowed = (CPU["b"] - EXACT["b"])[100:]
-    assert error_difference(CHIPS["b"] - EXACT["b"], allowed=allowed, name="b").is_small
-    assert not error_difference(5 * allowed, allowed=allowed, name="b").is_small
 
 
 def test_a_form_agrees_with_the_cpu_unless_its_mask_is_wrong(monkeypatch: pytest.MonkeyPatch):

@@ -39,15 +39,9 @@ def test_all_checks_on_virtual_devices(tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
     found = {one["check"]: one for one in json.loads(file.read_text(encoding="utf-8"))}
     skipped = {name for name, one in found.items() if one["state"] == "skipped"}
-    needs_chips = {"flash_attention[log_probs]", "flash_attention[gradient]", "speed"}
-    assert {name.partition("reports")[0] for name in skipped} == {
-        *needs_chips,
-        "memory_is_what_the_compiler_",
-    }
+    assert skipped == {"flash_attention[log_probs]", "flash_attention[gradient]", "speed"}
     assert {one["state"] for one in found.values()} == {"passed", "skipped"}
     assert found["two_processes_compute_what_one_does"]["figures"]["largest"] == 0
-    gradient = found["gradient_speed[small]"]["figures"]
-    assert gradient["rate"] * gradient["seconds"] == 4 * 64
     figures = found["log_probs"]["figures"]
     assert 0 < figures["largest"] < figures["bound"]
     assert "log_probs: log-probs: largest error" in done.stdout

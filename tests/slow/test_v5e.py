@@ -67,29 +67,6 @@ def test_a_preset_fits_a_v5e_chip_and_has_no_whole_logits(model):
         assert not program["large"], program
 
 
-SORT = """
-import json
-import jax, jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
-from pipeline.compute.aot.compile import compile_for, v5e_devices
-from pipeline.compute.model.sharding import make_mesh
-
-place = NamedSharding(make_mesh(v5e_devices(1)), PartitionSpec())
-given = jax.ShapeDtypeStruct((1024, 2048), jnp.float32, sharding=place)
-program = compile_for(jax.jit(lambda x: jax.lax.top_k(x, 128)).trace(given))
-print(json.dumps([program.schedule, sum(part.modelled_s for part in program.parts().values())]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_sort_takes_the_bundles_of_its_final_schedule():
-    schedule, modelled_s = json.loads(printed(SORT).splitlines()[-1])
-    # Counted by hand in the schedule of libtpu 0.0.42: 0.436 ms at 1.5 GHz.
-    assert schedule["sort"] == pytest.approx(653_280, rel=0.05)
-    assert modelled_s == pytest.approx(schedule["sort"] / 1.5e9, rel=0.05)
-
-
 IN_HOST = """
 import json, sys
 import jax
@@ -124,50 +101,3 @@ def test_a_loop_reads_embeddings_in_host_memory_without_copying_the_table(chips)
     found = json.loads(printed(IN_HOST, chips))
     assert found["host"] == found["wanted"] == 262_144 * 72 * 128 * 2
     assert found["hbm"] < 2**24
-
-
-QUANTIZED = """
-import json
-import jax, jax.numpy as jnp
-from pipeline.compute.aot.compile import v5e_devices
-from pipeline.compute.learner.programs import LearnerPrograms
-from pipeline.compute.model.architecture import architecture
-from pipeline.compute.model.policy import Policy
-from pipeline.compute.model.sharding import lowered, make_mesh
-from tests import tiny
-from tests.pipeline.compute.model.test_quantize import GEMMA3_1B
-
-shape = architecture(tiny.hf_config(**GEMMA3_1B), dtype=jnp.dtype("bfloat16"))
-config = tiny.make_config(
-    lora={"rank": 32, "alpha": 64.0},
-    plan={"micro_batch_tokens": 8 * 1024},
-    rollout={"max_prompt_tokens": 256, "max_new_tokens": 768},
-)
-for kind in ("none", "int8", "nf4"):
-    policy = Policy(
-        shape, lora=config.lora, mesh=make_mesh(v5e_devices(1)), quantization=kind
-    )
-    programs = LearnerPrograms(policy, config, tiny.VOCABULARY)
-    base, adapter = policy.abstract_params()
-    gradient = jax.jit(programs.gradient, donate_argnums=2)
-    traced = gradient.trace(base, adapter, adapter, programs.abstract_batch(8))
-    memory = lowered(traced, policy.mesh).compile().memory_analysis()
-    size = sum(s.size * s.dtype.itemsize for s in policy.base_shapes.values())
-    print(json.dumps({"kind": kind, "base": size, "arguments": memory.argument_size_in_bytes,
-                      "temporary": memory.temp_size_in_bytes}))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_dequantizing_does_not_use_the_saved_memory():
-    found = {row["kind"]: row for row in map(json.loads, printed(QUANTIZED).splitlines())}
-    for kind, row in found.items():
-        gb = {name: round(row[name] / 1e9, 2) for name in ("base", "arguments", "temporary")}
-        sys.stdout.write(f"{kind}: {gb} GB\n")
-    plain = found.pop("none")
-    for kind, row in found.items():
-        # Device memory equals the size of the arrays: 4 bits are not padded to 8.
-        saved = plain["arguments"] - row["arguments"]
-        assert saved == pytest.approx(plain["base"] - row["base"], rel=0.02), kind
-        assert row["temporary"] <= plain["temporary"] + 0.5 * saved, kind
