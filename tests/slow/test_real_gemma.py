@@ -28,6 +28,7 @@ from pipeline.compute.opening import open_policy
 from pipeline.data.text.exported import check_exported
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from tests import tiny
+from tests.pipeline.compute.learner.test_export import examples
 from tests.pipeline.compute.learner.test_torch import LORA, PYTHON, ask
 
 pytestmark = pytest.mark.slow
@@ -84,9 +85,8 @@ def test_logits_greedy_text_and_exports_equal_transformers(tmp_path: Path):
         tiny.VOCABULARY,
         like=MODEL,
         tokenizer=MODEL / "tokenizer.model",
-        verify=False,
     )
-    writer.export(out, adapter, version=1, examples=())
+    writer.export(out, adapter, version=1, examples=examples())
     models = {"base": (MODEL, None), "merged": (out, None), "adapter": (out / "adapter", MODEL)}
     for text in PROMPTS:
         tokens = np.concatenate([[tokenizer.bos_id], tokenizer.encode(text)])[None]

@@ -58,31 +58,16 @@ def test_the_learning_rate_of_each_update(learner: dict[str, Any], expected: lis
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def warm(**sft: Any) -> Config:
-    return tiny.make_config(
+def test_each_phase_has_its_own_learning_rate():
+    warm = tiny.make_config(
         run={"phases": ["sft", "grpo"]},
-        sft={"train": {"path": "sft.jsonl"}, "steps": 4, "lr": 8.0, **sft},
+        sft={"train": {"path": "sft.jsonl"}, "steps": 4, "lr": 8.0, "warmup_steps": 2},
         budget={"steps": 10},
         learner={"schedule": "linear", "lr": 6.0},
     )
-
-
-@pytest.mark.parametrize(
-    ("sft", "expected"),
-    [
-        ({"schedule": "constant"}, [8, 8, 8, 8]),
-        ({}, [8, 6, 4, 2, 0]),
-        ({"warmup_steps": 2}, [4, 8, 8, 4, 0]),
-        ({"schedule": "cosine"}, [4 + 4 * np.cos(np.pi * n / 4) for n in range(5)]),
-    ],
-)
-def test_the_sft_phase_has_its_own_learning_rate(sft: dict[str, Any], expected: list[float]):
-    rate = sft_rate(warm(**sft))
-    np.testing.assert_allclose([rate(n) for n in range(len(expected))], expected, atol=1e-5)
-
-
-def test_after_an_sft_phase_the_decay_still_ends_with_the_budget():
-    rate = grpo_rate(warm())
+    rate = sft_rate(warm)
+    np.testing.assert_allclose([rate(n) for n in range(5)], [4, 8, 8, 4, 0], atol=1e-5)
+    rate = grpo_rate(warm)
     np.testing.assert_allclose([rate(n) for n in range(7)], [6, 5, 4, 3, 2, 1, 0], atol=1e-5)
 
 
