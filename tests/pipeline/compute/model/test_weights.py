@@ -97,17 +97,8 @@ def test_numbers_that_are_not_finite_are_refused(
         read(folder, policy)
 
 
-def test_a_stored_tied_head_is_ignored(tmp_path: Path, policy: Policy):
-    folder = write(tmp_path, policy)
-    change(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].copy()}))
-    assert read(folder, policy).keys() == policy.base_shapes.keys()
-
-
-@pytest.mark.parametrize("bytes_left", [0, 20_000])
-def test_a_truncated_file_is_an_error(tmp_path: Path, policy: Policy, bytes_left: int):
+def test_a_truncated_file_is_an_error(tmp_path: Path, policy: Policy):
     path = write(tmp_path, policy) / "model.safetensors"
-    whole = path.read_bytes()
-    assert bytes_left < len(whole)
-    path.write_bytes(whole[:bytes_left])
+    path.write_bytes(path.read_bytes()[:20_000])
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged: "):
         read(path.parent, policy)
