@@ -1,12 +1,10 @@
 """Compares what the chips computed with the CPU; the bounds follow from bfloat16's own error.
 
-The CPU computes everything twice: in float32, which counts as exact, and in the chips' bfloat16.
-The difference of these two is the rounding error of the program itself. The chips round, too, at
-other places: they add in another order, and they also round the factors of float32 products. So
-their errors are not the same numbers, but of the same size: their root mean square may be `RMS`
-times that of the CPU's bfloat16, their largest value `LARGEST` times the CPU's largest. A wrong
-mask or scale, or a chip that computes wrongly, is outside of this by far; so is one wrong number,
-unless its error is as small as that of rounding.
+The CPU computes everything in float32, which counts as exact, and in the chips' bfloat16; the
+difference is the rounding error of the program itself. Chips round at other places, so their errors
+are other numbers of the same size: their root mean square may be `RMS` times that of the CPU's
+bfloat16, their largest value `LARGEST` times the CPU's largest. A wrong mask or scale, or a chip
+that computes wrongly, is outside of this by far.
 """
 
 from __future__ import annotations
@@ -64,10 +62,7 @@ class Difference:
 def difference(chips: Arrays, *, rounded: Arrays, exact: Arrays) -> Difference:
     """The difference of the array that is closest to its bound, or farthest outside of it.
 
-    Args:
-        chips: computed by the chips in bfloat16.
-        rounded: the same by the CPU in bfloat16.
-        exact: the same by the CPU in float32.
+    The chips compute in bfloat16, the CPU in bfloat16 (`rounded`) and in float32 (`exact`).
     """
     found = (
         error_difference(chips[name] - value, allowed=rounded[name] - value, name=name)
@@ -77,13 +72,7 @@ def difference(chips: Arrays, *, rounded: Arrays, exact: Arrays) -> Difference:
 
 
 def error_difference(error: np.ndarray, *, allowed: np.ndarray, name: str) -> Difference:
-    """The difference by its errors.
-
-    Args:
-        error: of the chips.
-        allowed: of the CPU in bfloat16, perhaps for other tokens.
-        name: of the array.
-    """
+    """The difference by the chips' errors, and those of the CPU, perhaps for other tokens."""
     return Difference(
         name,
         largest=float(np.abs(error).max()),

@@ -22,12 +22,8 @@ import numpy as np
 
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.rollout_weights import RolloutWeights, rollout_policy
-from pipeline.compute.learner.batches import DeviceBatch, TopKLogprobs, place_inputs
-from pipeline.compute.learner.programs import Compiled, LearnerPrograms
-from pipeline.compute.learner.scorer import Scorer
-from pipeline.compute.model.policy import Params
-from pipeline.compute.model.sharding import by_row, replicated
-from pipeline.data.batching import batches_to_learn
+from pipeline.compute.learner.batches import TopKLogprobs
+from pipeline.compute.learner.learner import Learner
 from pipeline.data.packed_batch import TokenBatch
 from pipeline.types import Completion
 from tests.accelerator.compare import Arrays, Difference, difference, error_difference
@@ -36,20 +32,13 @@ from tests.accelerator.small_model import VOCABULARY, SmallModel, requests, roll
 
 def log_probs(model: SmallModel) -> Arrays:
     """The log-probs of the rollouts' tokens, by the scoring program."""
-    completions = [rollout.completion for rollout in rollouts()]
-    return {"log-probs": _scored(model, scorer(model), completions)}
+    return {"log-probs": _scored(model, [rollout.completion for rollout in rollouts()])}
 
 
-def scorer(model: SmallModel) -> Scorer:
-    """The scoring program."""
-    with _default(model):
-        return Scorer(model.policy, model.config, VOCABULARY)
-
-
-def _scored(model: SmallModel, program: Scorer, completions: Sequence[Completion]) -> np.ndarray:
+def _scored(model: SmallModel, completions: Sequence[Completion]) -> np.ndarray:
     """The log-probs of all tokens of completions."""
     with _default(model):
-        found = program.score(completions, adapter=model.adapter, base=model.base)
+        found = model.scorer.score(completions, adapter=model.adapter, base=model.base)
     return np.concatenate(found)
 
 
@@ -69,34 +58,15 @@ class Update:
 def update(model: SmallModel) -> Update:
     """The reference's top k and the gradient of the loss with its KL term, as in an update."""
     with _default(model):
-        programs = LearnerPrograms(model.policy, model.config, VOCABULARY)
-        compiled, zeros = programs.compile(), model.policy.no_adapter()
-        total, dense = jax.tree.map(jnp.zeros_like, zeros), []
-        for batch in batches_to_learn(
-            rollouts(), config=model.config, shape=programs.shape, keep_zero_advantage=True
-        ):
-            placed = _placed(model, compiled, batch, reference=zeros)
+        learner = Learner(model.policy, model.base, model.config, VOCABULARY)
+        total, dense = jax.tree.map(jnp.zeros_like, model.adapter), []
+        for batch in learner._pack(rollouts()):
+            placed = learner._place(batch)
             assert placed.reference is not None
             dense.append(_dense(placed.reference, batch, vocab=model.policy.vocab_size))
-            gradient = compiled[f"gradient {len(batch.tokens)}"]
+            gradient = learner._compiled[f"gradient {len(batch.tokens)}"]
             total, _, _ = gradient(model.base, model.adapter, total, placed)
         return Update({"top k": np.concatenate(dense)}, jax.device_get(total))
-
-
-def _placed(
-    model: SmallModel, compiled: Compiled, batch: TokenBatch, *, reference: Params
-) -> DeviceBatch:
-    """The batch on the devices, with the top k of the reference."""
-    mesh = model.policy.mesh
-    inputs = place_inputs(batch, mesh)
-    top_k = compiled[f"reference_top_k {len(batch.tokens)}"]
-    coefficient = np.float32(model.config.learner.kl_coef)
-    return DeviceBatch(
-        inputs=inputs,
-        advantages=jax.device_put(batch.advantages, by_row(mesh)),
-        reference=top_k(model.base, reference, inputs),
-        kl_coef=jax.device_put(coefficient, replicated(mesh)),
-    )
 
 
 def _dense(top: TopKLogprobs, batch: TokenBatch, *, vocab: int) -> np.ndarray:
@@ -162,10 +132,6 @@ class Forms:
         return self.on_cpu("float32")
 
     @cached_property
-    def _exact_scorer(self) -> Scorer:
-        return scorer(self._exact)
-
-    @cached_property
     def _log_probs(self) -> tuple[Arrays, Arrays]:
         """In bfloat16, in float32."""
         return log_probs(self.on_cpu()), log_probs(self._exact)
@@ -218,7 +184,7 @@ class Forms:
     def _errors(self, completions: Sequence[Completion]) -> np.ndarray:
         """Reported log-probs less the exact ones of the same tokens."""
         reported = np.concatenate([completion.logprobs for completion in completions])
-        return reported - _scored(self._exact, self._exact_scorer, completions)
+        return reported - _scored(self._exact, completions)
 
 
 def _same_tokens(found: Sequence[Completion], usual: Sequence[Completion]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ import numpy as np
 import configs
 from configs.load import load_config
 from configs.schema import Config
+from pipeline.compute.learner.scorer import Scorer
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, RolloutRequest, Segment
+from tests import tiny
 
 ROWS = 8
 """Packed rows of a batch: one for each chip of a host."""
@@ -33,32 +36,19 @@ PROMPT, NEW = 24, 40
 WINDOW = 32
 VOCABULARY = Vocabulary(pad=0, stops=(1,), forbidden=(0, 1, 2, 3))
 """Stop tokens are forbidden: completions have the requested length."""
-GEMMA3: dict[str, Any] = {
-    "model_type": "gemma3_text",
-    "vocab_size": 2048,
-    "num_hidden_layers": 3,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 128,
-    "query_pre_attn_scalar": 128,
-    "sliding_window": WINDOW,
-    "sliding_window_pattern": 3,
-    "rope_theta": 1_000_000.0,
-    "rope_local_base_freq": 10_000.0,
-    "rms_norm_eps": 1e-6,
-    "hidden_activation": "gelu_pytorch_tanh",
-}
+GEMMA3 = tiny.hf_config(
+    num_hidden_layers=3,
+    vocab_size=2048,
+    hidden_size=128,
+    intermediate_size=256,
+    num_key_value_heads=1,
+    head_dim=128,
+    query_pre_attn_scalar=128,
+    sliding_window=WINDOW,
+    sliding_window_pattern=3,
+)
 """`config.json`: two local layers and a global one."""
-_GEMMA2: dict[str, Any] = {
-    **{key: value for key, value in GEMMA3.items() if key != "rope_local_base_freq"},
-    "model_type": "gemma2",
-    "rope_theta": 10_000.0,
-    # Small, so that they have an effect.
-    "attn_logit_softcapping": 4.0,
-    "final_logit_softcapping": 3.0,
-}
+_GEMMA2 = {key: value for key, value in (GEMMA3 | tiny.GEMMA2).items() if value is not None}
 _PRESET = "gemma3_1b_gsm8k_v5e8"
 
 
@@ -77,6 +67,11 @@ class SmallModel:
     base: Params
     adapter: Params
     config: Config
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """The scoring program."""
+        return Scorer(self.policy, self.config, VOCABULARY)
 
     @staticmethod
     def on(

@@ -29,7 +29,6 @@ _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _OVER_LINES = re.compile(r"kernel_metadata=\{\n[^\n]*\n\}")
 """An attribute of Pallas kernels that spans lines."""
-_KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
 @dataclass(frozen=True)
@@ -124,8 +123,8 @@ class Module:
     ) -> float:
         """Trip count of a while loop in computation `inside`.
 
-        Read from XLA's `known_trip_count`, or counted: the scalars that the loop starts with are
-        carried through its body until its condition is false.
+        The scalars that the loop starts with are carried through its body until its condition is
+        false; XLA notes no trip counts in programs for TPUs.
 
         Args:
             loop: the instruction.
@@ -135,9 +134,6 @@ class Module:
         Raises:
             ValueError: if it is unknown and not given.
         """
-        known = _KNOWN_TRIPS.search(loop.text)
-        if known:
-            return int(known[1])
         condition = self.computations[loop.attribute("condition")]
         body = self.computations[loop.attribute("body")]
         carried = self._value(inside, loop.operands[0], None)

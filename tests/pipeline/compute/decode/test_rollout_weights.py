@@ -10,7 +10,6 @@ import pytest
 
 from configs.schema import Config
 from pipeline.compute.decode.rollout_weights import RolloutWeights
-from pipeline.compute.learner.export import merged as exported
 from pipeline.compute.model.policy import Params, Policy
 from tests import tiny
 
@@ -51,16 +50,6 @@ def test_merged_weights_equal_base_plus_adapter(kv_heads: int, separate: bool):
     without = tiny.hidden_states(policy, base, policy.no_adapter(), TOKENS)
     assert float(jnp.abs(without - expected).max()) > 0.1 * scale
     assert_own(weights.base, base)
-
-
-def test_merged_weights_are_rounded_like_an_export():
-    policy = tiny.make_policy(num_hidden_layers=1, dtype="bfloat16")
-    base, adapter = tiny.make_base(policy), tiny.make_probe(policy)
-    weights = RolloutWeights(policy, base, config("merged"))
-    weights.load(adapter)
-    for name, value in exported(policy, base, adapter, dtype="bfloat16"):
-        assert weights.base[name].dtype == base[name].dtype == value.dtype
-        np.testing.assert_array_equal(weights.base[name], value, err_msg=name)
 
 
 def test_a_second_load_replaces_the_first_completely(monkeypatch: pytest.MonkeyPatch):

@@ -212,20 +212,3 @@ def test_a_checkpoint_that_cannot_be_read_stops_the_start_with_the_remedy(tmp_pa
     same_bits(found[0], trained(1))
     write(checkpoints, trained(2), META)
     assert {path.name for path in folder.iterdir()} == {"1", "2"}
-
-
-def test_a_lack_of_memory_that_orbax_wraps_is_raised_unwrapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
-    write(checkpoints, trained(1), META)
-
-    def wrapped(*_: Any, **__: Any) -> None:
-        # As Orbax wraps errors that occur while it reads an array.
-        raise Exception("Encountered error while reading array index") from MemoryError("no")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ocp.CheckpointManager, "restore", wrapped)
-        with pytest.raises(MemoryError, match="no"):
-            checkpoints.restore(fresh())
-    assert checkpoints.restore(fresh()) is not None

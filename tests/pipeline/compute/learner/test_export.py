@@ -231,7 +231,6 @@ def test_the_model_card_has_the_measured_accuracy(tmp_path: Path, learner: Learn
         "| test_before | 0 | 25.0% [12.5%, 87.5%] | 8 |",
         "| test_after | 7 | 75.0% [12.5%, 87.5%] | 8 |",
         "rank 3, alpha 6, standard",
-        "| loss | grpo |",
     )
     assert [text for text in shown if text not in card] == []
     for absent in (str(tmp_path), "| validation |", "| stop strings |", "| prefix of the model's"):
@@ -276,7 +275,7 @@ def test_the_model_card_names_local_files_without_their_folders():
     entry = {"name": "test_after", "step": 1, "score": 0.5, "n": 7, "ci95": None, "metric": "style"}
     card = card_of(config, evaluations=[entry])
     assert "/home" not in card
-    shown = ("`gemma`, trained", "`first`", "`teacher`", "`train.jsonl`", "`openai/gsm8k`")
+    shown = ("`gemma`, trained", '"first"', '"teacher"', "`train.jsonl`", "`openai/gsm8k`")
     settings = ('"my_rewards.py:style"', '"dir": "runs"', '"answer_prefix": "/think"')
     assert [text for text in (*shown, *settings) if text not in card] == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,31 +104,6 @@ def test_blocks_of_queries_change_nothing(window: int | None, softcap: float | N
     for block in (4, 8):
         found = value_and_gradients(PackedAttention(layout, block=block), draw(seq=seq), bounds)
         assert_same(found, expected)
-
-
-@pytest.mark.parametrize(
-    ("block", "share", "scores"),
-    [(16, False, (16, 2 * 16)), (256, False, (64, 2 * 64)), (16, True, (16, 2 * 16 + 12))],
-)
-def test_scores_exist_for_one_block_of_queries(block: int, share: bool, scores: tuple[int, int]):
-    """Against the keys that a window reaches, and a shared prompt's."""
-    seq, window = 256, 8
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(seq=seq)]
-    ints = jax.ShapeDtypeStruct((BATCH, seq), jnp.int32)
-
-    def total(rows: list[jax.Array], *arrays: jax.Array) -> jax.Array:
-        attend = PackedAttention(Layout(*rows), block=block, prompt=12 if share else 0)
-        return jnp.sum(attend(*arrays, bounds=Bounds(window, None), cache=None)[0])
-
-    rows = [ints] * (3 if share else 2)
-    program = jax.jit(jax.grad(total, argnums=(1, 2, 3))).lower(rows, *shapes).as_text()
-    found = {
-        tuple(map(int, shape.split("x")[-2:]))
-        for shape in re.findall(r"tensor<([\dx]+)xf32>", program)
-        if "x" in shape
-    }
-    assert scores in found
-    assert all(keys != seq for _, keys in found)
 
 
 def shared(

@@ -16,7 +16,6 @@ from configs.plan import HEAD_TOKENS, HEAD_VOCAB
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.model import head_score as head_module
-from pipeline.compute.model.gathered import gathered_scores
 from pipeline.compute.model.head import Head, scaled_logits
 from pipeline.compute.model.head_sample import sample as sample_tokens
 from pipeline.compute.model.head_score import Scores, score
@@ -153,36 +152,6 @@ def test_scores_far_above_the_first_block_are_exact():
     np.testing.assert_allclose(found.entropy, expected.entropy, rtol=1e-3, atol=1e-3)
 
 
-def test_positions_that_are_not_learned_cost_no_block_and_other_counts_no_compilation(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    blocks, plain = list[int](), gathered_scores
-
-    def counted(shard: Any, hidden: jax.Array, tokens: Any) -> Any:
-        jax.debug.callback(lambda: blocks.append(len(hidden)))
-        return plain(shard, hidden, tokens)
-
-    monkeypatch.setattr(head_module, "gathered_scores", counted)
-    run: Any = jax.jit(
-        lambda learned: (
-            score(
-                HIDDEN,
-                TARGETS,
-                EMBEDDING,
-                head=make_head(tokens=8),
-                forbidden=MASK,
-                learned=learned,
-            ).logprobs
-        )
-    )
-    for count, expected in ((0, 0), (1, 1), (8, 1), (9, 2), (ROWS * SEQ, 7)):
-        blocks.clear()
-        run(jnp.arange(ROWS * SEQ).reshape(ROWS, SEQ) < count).block_until_ready()
-        jax.effects_barrier()
-        assert blocks == [8] * expected, count
-    assert run._cache_size() == 1
-
-
 def test_a_certain_token_has_no_gradient_in_bfloat16():
     """The mean row is the target's own row, of which rounding must leave nothing."""
     rows = EMBEDDING / jnp.linalg.norm(EMBEDDING, axis=-1, keepdims=True)
@@ -217,16 +186,6 @@ def test_the_top_k_by_columns_is_that_of_a_sort(monkeypatch: pytest.MonkeyPatch,
     np.testing.assert_array_equal(found.top.tokens, expected.top.tokens)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
-
-
-def test_ties_are_in_order_of_the_token_id():
-    embedding = jnp.ones((VOCAB, EMBED))
-    for on in [(1, 1, 1), (1, 2, 2)]:
-        head = make_head(vocab=10, on=on)
-        run = jax.jit(partial(score, head=head, forbidden=MASK, top_k=K))
-        found = run(HIDDEN, TARGETS, embedding).top
-        assert found is not None
-        np.testing.assert_array_equal(found.tokens[0, 0], ALLOWED[:K])
 
 
 def test_a_forbidden_target_gives_no_nan():
