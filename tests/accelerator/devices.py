@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from pipeline.compute.learner.checkpoint import Checkpoints
-from pipeline.compute.learner.programs import LearnerPrograms
-from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.learner.timing import fastest_s
-from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh, replicated
-from tests.accelerator.small_model import VOCABULARY, SmallModel
 
-_State = tuple[Params, optax.OptState]
 _COLUMNS = 128
 _LOOPS = 64
 """Repetitions inside a timed program, which hide the time of its start."""
@@ -64,28 +55,6 @@ def exchanged(chips: Sequence[jax.Device], size: int) -> dict[str, tuple[np.ndar
         result = np.asarray(program(x)).reshape(wanted[name].shape)
         found[name] = (result, wanted[name])
     return found
-
-
-def saved_and_restored(model: SmallModel) -> tuple[_State, _State]:
-    """Adapter and optimizer of a learner, and the same from a checkpoint."""
-    programs = LearnerPrograms(model.policy, model.config, VOCABULARY)
-    place = replicated(model.policy.mesh)
-    optimizer = jax.device_put(programs.optimizer.init(model.adapter), place)
-    # Moments that are not zero.
-    optimizer = jax.tree.map(lambda x: x + 1, optimizer)
-    state = LearnerState(model.adapter, optimizer, version=1, updates=1)
-    other = replace(state, adapter=jax.tree.map(jnp.zeros_like, model.adapter))
-    with TemporaryDirectory(prefix="gemma-grpo-chips-") as folder:
-        writer = Checkpoints(Path(folder) / "checkpoints", keep=1)
-        writer.save(state, {"step": 1})
-        writer.wait()
-        found = Checkpoints(writer.folder, keep=1).restore(other)
-    assert found is not None
-    restored, _ = found
-    return (
-        jax.device_get((state.adapter, state.optimizer)),
-        jax.device_get((restored.adapter, restored.optimizer)),
-    )
 
 
 @dataclass(frozen=True)

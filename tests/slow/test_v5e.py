@@ -65,39 +65,3 @@ def test_a_preset_fits_a_v5e_chip_and_has_no_whole_logits(model):
         sys.stdout.write(f"{model} {program['name']}: {program['gib']:.2f} of {HBM_GIB} GiB\n")
         assert program["gib"] < HBM_GIB, program
         assert not program["large"], program
-
-
-IN_HOST = """
-import json, sys
-import jax
-import jax.numpy as jnp
-from pipeline.compute.aot.compile import compile_for, v5e_devices
-from pipeline.compute.model.lookup import look_up_in_host
-from pipeline.compute.model.sharding import by_row, in_host, make_mesh
-from pipeline.data.models.find_shape import PUBLISHED, read_model_shape
-
-shape = read_model_shape(PUBLISHED["gemma-4-e2b"])
-mesh = make_mesh(v5e_devices(int(sys.argv[1])))
-table = (shape.vocab, *shape.host_row)
-table = jax.ShapeDtypeStruct(table, jnp.bfloat16, sharding=in_host(mesh))
-tokens = jax.ShapeDtypeStruct((64, 1), jnp.int32, sharding=by_row(mesh))
-
-def segment(tokens, table):
-    def step(_, tokens):
-        found = look_up_in_host(tokens, table, mesh=mesh)
-        return found.argmax(-1).astype(jnp.int32) % shape.vocab
-    return jax.lax.fori_loop(0, 32, step, tokens)
-
-program = compile_for(jax.jit(segment).trace(tokens, table))
-host = program.stats.host_argument_size_in_bytes
-print(json.dumps({"hbm": program.hbm_bytes, "host": host, "wanted": shape.host_bytes("bfloat16")}))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("chips", ["1", "8"])
-def test_a_loop_reads_embeddings_in_host_memory_without_copying_the_table(chips):
-    found = json.loads(printed(IN_HOST, chips))
-    assert found["host"] == found["wanted"] == 262_144 * 72 * 128 * 2
-    assert found["hbm"] < 2**24

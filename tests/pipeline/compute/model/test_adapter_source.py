@@ -55,12 +55,6 @@ def test_the_best_adapter_by_validation_takes_precedence(run: Path):
     assert sha256(run / "checkpoints" / "12")[0] == 12
 
 
-def test_a_folder_without_an_adapter_is_an_error(tmp_path: Path):
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"lora\.start: .* is no PEFT folder .* no run"):
-        load_adapter(str(tmp_path), tiny.policy(layers=2))
-
-
 def test_an_adapter_of_another_model_rank_or_scale_is_an_error(run: Path):
     with pytest.raises(ValueError, match=r"lora\.start: .*/12: this adapter does not fit"):
         load_adapter(str(run), tiny.policy(layers=1))

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from pipeline.compute.model import lookup, weights
-from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import (
     batch_shards,
     by_row,
@@ -85,32 +84,11 @@ def test_the_embedding_lookup_is_exact(
     assert found.sharding.is_equivalent_to(by_row(mesh), found.ndim)
 
 
-def close(found: Any, expected: Any, *, bound: float = 1e-5) -> None:
-    """Asserts that leaves differ by at most `bound` of their norm; integers are equal."""
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        if np.issubdtype(other.dtype, np.integer):
-            np.testing.assert_array_equal(one, other)
-        else:
-            assert np.linalg.norm(one - other) <= bound * np.linalg.norm(other)
-
-
-def hidden_states(policy: Policy, base: Params) -> jax.Array:
-    """Hidden states of random tokens, on the host."""
-    tokens = jax.device_put(TOKENS, by_row(policy.mesh))
-    found: jax.Array = jax.device_get(
-        jax.jit(
-            lambda base, adapter: policy.bind(base, adapter)(tokens, jnp.zeros_like(tokens))[0]
-        )(base, tiny.make_probe(policy))
-    )
-    return found
-
-
 def test_a_sharded_quantized_base_has_the_same_codes_and_values():
-    kept, hidden = [], []
+    kept = []
     for shape in (ONE, MANY):
         policy = tiny.make_policy(**shape, quantization="nf4")
         base = policy.stored_base(tiny.make_base(tiny.make_policy(**shape)).items())
-        hidden.append(hidden_states(policy, base))
         kept.append((policy, base))
     (one, base), (many, parts) = kept
     assert parts.keys() == base.keys()
@@ -120,7 +98,6 @@ def test_a_sharded_quantized_base_has_the_same_codes_and_values():
         assert value.sharding.is_equivalent_to(places[name].sharding, value.ndim)
     codes = parts["layers.0.mlp.gate_proj.kernel.array.qvalue"]
     assert codes.addressable_shards[0].data.size == codes.size // 4
-    close(*hidden)
     wanted = dict(one.parameters(base))
     for name, value in many.parameters(parts):
         np.testing.assert_array_equal(value, wanted[name])
