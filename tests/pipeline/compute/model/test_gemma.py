@@ -29,8 +29,8 @@ def test_a_kind_of_layer_is_traced_once(monkeypatch: pytest.MonkeyPatch):
         traced.append(given[0].attn.attn_type)
         return run_layer(*given, **named)
 
+    policy = tiny.policy()  # attaching the adapter runs each layer
     monkeypatch.setattr(gemma, "run_layer", count)
-    policy = tiny.policy()
     assert len(policy.architecture.shape.local) == 4
     value_and_gradient(policy, Remat("full", SEQ))
     assert len(traced) == len(set(traced)) == 2  # local and global
