@@ -27,9 +27,6 @@ LINK_BYTES_PER_S = 200e9
 """Peak bandwidth of all its links to other chips."""
 KERNEL_SHARE = 0.85
 """Share of the bandwidth that an instruction without an estimate gets."""
-UNSCHEDULED_SHARE = 0.1
-"""Share of the bandwidth at which such an instruction reads and writes, in any memory, without a
-schedule. By schedules it is 0.09 for a sort, 0.17 for a Pallas kernel, 0.2 to 0.5 for gathers."""
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
@@ -61,7 +58,7 @@ def works_of(
 
     Args:
         module: the program.
-        schedule: bundles of its instructions, see `schedule.read_schedules`; empty: unknown.
+        schedule: bundles of its instructions; see `schedule.read_schedules`.
         trips: trip count of loops whose own depends on the program's arguments.
 
     Raises:
@@ -109,7 +106,7 @@ class _Program:
                 if line.opcode.endswith("-start"):
                     ends[line.name] = free_at[rate]
                 else:
-                    seconds = self._seconds(where, line, moved)
+                    seconds = self._seconds(line, moved)
             clock += seconds
             yield Work(line, runs, seconds, moved)
 
@@ -123,7 +120,7 @@ class _Program:
             return min(branches, key=_busy_s)
         return [work for works in branches for work in works]
 
-    def _seconds(self, where: Computation, line: Instruction, moved: int) -> float:
+    def _seconds(self, line: Instruction, moved: int) -> float:
         """Seconds of a run that does not overlap."""
         own = _CYCLES.search(line.text)
         scheduled = self.schedule.get(line.name, 0) / CLOCK_HZ
@@ -131,9 +128,6 @@ class _Program:
             return max(int(own[1]) / CLOCK_HZ, scheduled)
         if line.opcode in COLLECTIVES:
             return _exchanged_bytes(line) / LINK_BYTES_PER_S
-        if not self.schedule:
-            everything = moved_bytes(self.module, where, line, only_hbm=False)
-            return everything / (UNSCHEDULED_SHARE * BYTES_PER_S)
         return max(scheduled, moved / (KERNEL_SHARE * BYTES_PER_S))
 
 
