@@ -210,6 +210,11 @@ def _read_config(path: Path) -> dict[str, Any]:
         for key, valid in _MUST_BE.items()
         if key in config and config[key] not in valid
     ]
+    problems += [
+        f"{key} is {config.get(key)!r}, must be a number above 0"
+        for key in ("r", "lora_alpha")
+        if not isinstance(config.get(key), int | float) or config[key] <= 0
+    ]
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
         problems.append(f"init_lora_weights {start!r} changed the base it was trained on")
