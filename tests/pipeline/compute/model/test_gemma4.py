@@ -24,7 +24,7 @@ TABLE = "per_layer_embedder.embedding"
 
 def test_embeddings_in_host_memory_give_the_same_logits():
     tokens, model = np.tile(TOKENS, (4, 1)), TWO_LAYERS
-    mesh = {"devices": 8, "fsdp": 2, "tp": 2}
+    mesh: dict[str, Any] = {"devices": 8, "fsdp": 2, "tp": 2}
     chips = tiny.make_policy(**mesh, **model)
     host = tiny.make_policy(**mesh, embeddings_in_host=True, **model)
     base = tiny.make_base(chips)
