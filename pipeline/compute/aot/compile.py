@@ -86,23 +86,14 @@ class Program:
         text: optimised HLO.
         schedule: bundles of its instructions; see `read_schedules`.
         hbm_bytes: memory of a chip while it runs; see `hbm_bytes`.
-        stats: sizes of arguments and results.
     """
 
     text: str
     schedule: Mapping[str, int]
     hbm_bytes: int
-    stats: Any
 
     def seconds(self, *, trips: float | None = None) -> float:
-        """Estimated seconds of a run; see `estimated_time`.
-
-        Args:
-            trips: trip count of loops whose own depends on the program's arguments.
-
-        Raises:
-            ValueError: if there is such a loop, and no trip count for it.
-        """
+        """Estimated seconds of a run; see `estimated_time.works_of`."""
         return program_seconds(works_of(parse(self.text), self.schedule, trips=trips))
 
 
@@ -126,7 +117,7 @@ def compile_for(traced: jax.stages.Traced) -> Program:
         text = compiled.as_text()
         assert text is not None
         schedule = _read_schedule(text)
-    return Program(text, schedule, size, compiled.memory_analysis())
+    return Program(text, schedule, size)
 
 
 def _read_schedule(text: str) -> Mapping[str, int]:

@@ -316,11 +316,7 @@ class DecodePrograms:
         return self._rings if x.ndim > 2 else by_row(self.policy.mesh)
 
     def compile(self, log: BuildLog | None = None) -> CompiledSampler:
-        """Compiles all programs, several at a time; allocates nothing.
-
-        Args:
-            log: receives an entry for each program.
-        """
+        """Compiles all programs, several at a time; `log` receives an entry for each."""
         built = build_all(self.programs, self.policy.mesh, log=log)
         sizes, buckets = self.config.plan.slot_ladder, self.config.prompt_buckets
         return CompiledSampler(

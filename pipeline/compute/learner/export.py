@@ -155,12 +155,7 @@ class Exporter:
     ) -> float | None:
         """Writes one format into `fresh` and verifies it.
 
-        Returns:
-            The largest log-prob difference; None if there was not enough memory to score.
-
-        Raises:
-            RuntimeError: if the difference is too large, the loaded adapter differs, or
-                transformers reads other token ids from the files.
+        Returns the largest log-prob difference; None if there was not enough memory to score.
         """
         if kind == "peft":
             self._write_adapter(fresh / ADAPTER, adapter)

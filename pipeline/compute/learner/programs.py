@@ -202,12 +202,7 @@ class LearnerPrograms:
         return Head(softcap, temperature, HEAD_TOKENS, HEAD_VOCAB, self.policy.mesh)
 
     def expected_blocks(self, kind: str, rows: int) -> float:
-        """Expected trip count of the head's loop over learned positions, at the assumed lengths.
-
-        Args:
-            kind: of the program.
-            rows: of its micro-batch.
-        """
+        """Expected trip count of the head's loop over learned positions, at the assumed lengths."""
         positions = rows * self.config.row_tokens // batch_shards(self.policy.mesh)
         top_k = self.config.learner.kl_top_k if kind == "reference_top_k" else 0
         block = in_blocks(self._head(1.0), positions, top_k=top_k).tokens
@@ -216,11 +211,7 @@ class LearnerPrograms:
         return min(-(-positions // size), share * positions / size + 0.5)
 
     def compile(self, log: BuildLog | None = None) -> Compiled:
-        """Compiles all programs, several at a time; allocates nothing.
-
-        Args:
-            log: receives an entry for each program.
-        """
+        """Compiles all programs, several at a time; `log` receives an entry for each."""
         return build_all(self.programs, self.policy.mesh, log=log)
 
     def compile_score(self) -> Compiled:
