@@ -178,7 +178,6 @@ def make_exporter(
     *,
     score: Score | None = None,
     described: Config | None = None,
-    verify: bool = True,
 ) -> Exporter:
     """Returns the exporter of a model; the arguments are those of the class."""
     from pipeline.compute.learner.export import Exporter
@@ -197,5 +196,4 @@ def make_exporter(
         ),
         score=score,
         described=described,
-        verify=verify,
     )

@@ -19,8 +19,6 @@ UNSAFE |= {"tarfile", "zipfile", "yaml"}
 EXCEPTIONS = {
     "launch/bench/torch_peer.py": "a benchmark's peer, which reads the safetensors that it wrote",
     "launch/demo/gemma.py": "reads one named file from wheels whose SHA-256 pip has compared",
-    "pipeline/compute/program_cache.py": "reads the user's own cache, whose programs are machine "
-    "code in any case",
     "rewards/processes/worker.py": "reads pickles that its parent process sends",
 }
 

@@ -14,7 +14,6 @@ import jax
 from configs.schema import Config
 from launch.bench.small_gemma import one_device
 from pipeline.compute.aot.compile import DoesNotFitError, compile_for
-from pipeline.compute.aot.estimated_time import program_seconds
 from pipeline.data.models.find_shape import shape_of
 from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.compiler import compile_programs
@@ -97,6 +96,6 @@ def traced_figures(
     return {
         "fits": gib <= HBM_GIB,
         "gib": gib,
-        "ms": 1e3 * program_seconds(program.parts(trips=trips)) if timed else None,
+        "ms": 1e3 * program.seconds(trips=trips) if timed else None,
         "compile_s": time.monotonic() - began,
     }

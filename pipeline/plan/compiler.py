@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -71,17 +71,12 @@ class CompilerReport:
         compile_s: seconds of the compilation.
         seconds: of one run, by the compiler's estimate, schedule and memory traffic; see
             `aot.estimated_time`. Never measured.
-        modelled_s: the part of them that the compiler has no estimate of.
-        parts: seconds of each part of the model, the longest first: `seconds`, `modelled_s`, and
-            `traffic_s` of its memory traffic at the peak bandwidth.
     """
 
     fits: bool
     hbm_bytes: int | None
     compile_s: float
     seconds: float = 0.0
-    modelled_s: float = 0.0
-    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def size(self) -> str:

@@ -9,10 +9,6 @@ Needs PyTorch and transformers, which the project does not depend on. From the r
 Each folder beside this file then holds config.json and model.safetensors as transformers writes
 them, and golden.npz: `tokens` (`batch seq`), their `logits` (`batch seq vocab`), and for prompt n
 `prompt_n` and `greedy_n`, its greedy continuation. Two runs write the same values.
-
-    /tmp/golden/bin/python tests/golden/make_golden.py --gemma4 SEED --out DIR
-
-writes such a folder of a Gemma 4 with random settings instead.
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ from __future__ import annotations
 import argparse
 import copy
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -191,37 +186,6 @@ def empty_gemma4(shape: dict[str, Any], *, multimodal: bool) -> PreTrainedModel:
     return Gemma4ForConditionalGeneration(config)
 
 
-def random_gemma4(seed: int) -> PreTrainedModel:
-    """A text model with every feature of Gemma 4 and random settings."""
-    rng = Random(seed)
-    local = rng.choice([4, 5])
-    layers = 2 * (local + 1)
-    settings = {
-        "hidden_size": rng.choice([16, 24, 40]),
-        "intermediate_size": rng.choice([24, 32]),
-        "sliding_window": rng.choice([5, 8, 11]),
-        "num_hidden_layers": layers,
-        "layer_types": 2 * [*local * [LOCAL], GLOBAL],
-        # The first round has a layer of each kind, whose keys and values later ones can share.
-        "num_kv_shared_layers": rng.randint(1, local + 1),
-        "num_key_value_heads": rng.choice([1, 2]),
-        "head_dim": rng.choice([8, 12]),
-        "global_head_dim": rng.choice([16, 24]),
-        "hidden_size_per_layer_input": rng.choice([12, 16, 20]),
-        "use_double_wide_mlp": rng.random() < 0.5,
-        "final_logit_softcapping": rng.choice([3.0, 5.0, 30.0]),
-        "rope_parameters": {
-            LOCAL: {"rope_type": "default", "rope_theta": rng.choice([1e3, 1e4])},
-            GLOBAL: {
-                "rope_type": "proportional",
-                "rope_theta": rng.choice([1e5, 1e6]),
-                "partial_rotary_factor": rng.choice([0.25, 0.5]),
-            },
-        },
-    }
-    return empty_gemma4(SHAPE | GEMMA4 | settings, multimodal=False)
-
-
 def randomize(model: PreTrainedModel, *, seed: int) -> PreTrainedModel:
     """Fills a model so that no parameter, norms included, is the identity."""
     model = model.eval()
@@ -298,18 +262,10 @@ def write(folder: Path, model: PreTrainedModel, *, seed: int) -> bool:
 
 
 def main() -> None:
-    """Writes a folder for each model, or one for a random Gemma 4."""
+    """Writes a folder for each model."""
     parser = argparse.ArgumentParser(description="Make the golden files.")
-    parser.add_argument("--gemma4", type=int, metavar="SEED", help="a random Gemma 4, to --out")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the random Gemma 4")
     parser.add_argument("names", nargs="*", default=list(SEEDS), help="models (default: all)")
-    args = parser.parse_args()
-    if args.gemma4 is not None:
-        model = random_gemma4(args.gemma4)
-        seeds = range(1000 * args.gemma4, 1000 * (args.gemma4 + 1))
-        assert any(write(args.out, randomize(model, seed=seed), seed=seed) for seed in seeds)
-        return
-    for name in args.names:
+    for name in parser.parse_args().names:
         model = randomize(empty_model(name), seed=SEEDS[name])
         assert write(Path(__file__).parent / name, model, seed=SEEDS[name]), name
 

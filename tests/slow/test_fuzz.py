@@ -1,4 +1,4 @@
-"""Random damage to what users give: configurations, data, model folders.
+"""Random damage to what users give: configurations and data.
 
 Each case damages the demo's request at a place that its seed draws, and calls commands in this
 process. A command ends with exit status 0, 1 or 2, and says why it is not 0 in lines without a
@@ -110,50 +110,6 @@ def damage_rows(folder: Path, rng: random.Random) -> None:
     path.write_bytes(junk_bytes(text, rng) if rng.random() < 0.5 else text)
 
 
-def damage_model(folder: Path, rng: random.Random) -> None:
-    """Damages a file of the model: bytes, headers with absurd offsets, settings, links, names."""
-    model = folder / "model"
-    kind = rng.choice(["bytes", "header", "setting", "link", "index", "removed"])
-    path = rng.choice(sorted(model.iterdir()))
-    if kind == "bytes":
-        path.write_bytes(junk_bytes(path.read_bytes(), rng))
-    elif kind == "header":
-        _damage_header(model / "model.safetensors", rng)
-    elif kind == "setting":
-        path = rng.choice([model / "config.json", model / "tokenizer_config.json"])
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        values = [None, -1, 0, 1e30, 2**63, "x", [], {}, True, [-1], {"type": "x"}, 0.5]
-        tree[rng.choice(sorted(tree))] = rng.choice(values)
-        path.write_text(json.dumps(tree), encoding="utf-8")
-    elif kind == "link":
-        path.unlink()
-        targets = ["/etc/passwd", "/dev/zero", "../request.toml", path.name, "/nowhere", ".."]
-        path.symlink_to(rng.choice(targets))
-    elif kind == "index":
-        (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
-        files = ["../../../etc/passwd", "/etc/passwd", "model-00001-of-00001.safetensors", 7, None]
-        names = ["model.norm.weight", "model.embed_tokens.weight", "x", ""]
-        index = {"weight_map": {name: rng.choice(files) for name in names}}
-        text = json.dumps(rng.choice([index, index, [], {"weight_map": [1]}]))
-        (model / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-    else:
-        path.unlink()
-
-
-def _damage_header(path: Path, rng: random.Random) -> None:
-    content = path.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    tensor = header[rng.choice([name for name in header if name != "__metadata__"])]
-    key = rng.choice(sorted(tensor))
-    tensor[key] = rng.choice(
-        [[0, 2**62], [-8, 8], [8, 0], [0, 0], [1], [], [2**40, 2**40], "F4", "F64", None, 7, [-1]]
-    )
-    text = json.dumps(header).encode()
-    size = rng.choice([len(text), len(text), 2**63, 0, len(content) * 2])
-    path.write_bytes(size.to_bytes(8, "little") + text + content[8 + int(size) :][:2_000_000])
-
-
 def _evaluate(words: list[str]) -> int:
     return exit_status(lambda: int(evaluate.prepare(words) is None))
 
@@ -170,7 +126,6 @@ KINDS: dict[str, tuple[Damage, list[tuple[Command, list[str]]]]] = {
         damage_rows,
         [(data.main, []), (data.main, ["--data.malformed", "skip"])],
     ),
-    "model folders": (damage_model, [(plan.main, []), (_evaluate, [])]),
 }
 """By kind: how it is damaged, and the commands with their arguments."""
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from configs.schema import Config
-from pipeline.compute.aot.estimated_time import PartTime, part_times, program_seconds
+from pipeline.compute.aot.estimated_time import program_seconds, works_of
 from pipeline.compute.aot.hlo import parse
 from pipeline.compute.aot.schedule import FLAGS, read_schedules
 from pipeline.compute.decode.programs import DecodePrograms
@@ -86,24 +86,15 @@ class Program:
         text: optimised HLO.
         schedule: bundles of its instructions; see `read_schedules`.
         hbm_bytes: memory of a chip while it runs; see `hbm_bytes`.
-        stats: sizes of arguments and results.
     """
 
     text: str
     schedule: Mapping[str, int]
     hbm_bytes: int
-    stats: Any
 
-    def parts(self, *, trips: float | None = None) -> dict[str, PartTime]:
-        """Times of its parts.
-
-        Args:
-            trips: trip count of loops whose own depends on the program's arguments.
-
-        Raises:
-            ValueError: if there is such a loop, and no trip count for it.
-        """
-        return part_times(parse(self.text), self.schedule, trips=trips)
+    def seconds(self, *, trips: float | None = None) -> float:
+        """Estimated seconds of a run; see `estimated_time.works_of`."""
+        return program_seconds(works_of(parse(self.text), self.schedule, trips=trips))
 
 
 def compile_for(traced: jax.stages.Traced) -> Program:
@@ -126,7 +117,7 @@ def compile_for(traced: jax.stages.Traced) -> Program:
         text = compiled.as_text()
         assert text is not None
         schedule = _read_schedule(text)
-    return Program(text, schedule, size, compiled.memory_analysis())
+    return Program(text, schedule, size)
 
 
 def _read_schedule(text: str) -> Mapping[str, int]:
@@ -199,12 +190,9 @@ def program_figures(config: Config, shape: ModelShape, program: str) -> dict[str
     except DoesNotFitError as error:
         needs = None if error.needs_gib is None else round(error.needs_gib * GIB)
         return {"fits": False, "hbm_bytes": needs, "compile_s": time.monotonic() - began}
-    parts = compiled.parts(trips=trips)
     return {
         "fits": True,
         "hbm_bytes": compiled.hbm_bytes,
-        "seconds": program_seconds(parts),
-        "modelled_s": sum(part.modelled_s for part in parts.values()),
-        "parts": {name: asdict(part) for name, part in parts.items()},
+        "seconds": compiled.seconds(trips=trips),
         "compile_s": time.monotonic() - began,
     }

@@ -27,13 +27,8 @@ _SPACE = re.compile(r"S\((\d+)\)")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
-_NAMED = re.compile(r'^(\d+) "(.*)"$')
-_LOCATION = re.compile(r"^(\d+) \{file_name_id=\d+ function_name_id=(\d+) ")
-_STACK = re.compile(r"^(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}$")
 _OVER_LINES = re.compile(r"kernel_metadata=\{\n[^\n]*\n\}")
 """An attribute of Pallas kernels that spans lines."""
-_KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
 @dataclass(frozen=True)
@@ -122,20 +117,14 @@ class Module:
 
     computations: Mapping[str, Computation]
     entry: str
-    frames: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-
-    def functions(self, line: Instruction) -> tuple[str, ...]:
-        """Python functions that traced an instruction, the innermost first; empty: unknown."""
-        found = _FRAME.search(line.text)
-        return self.frames.get(int(found[1]), ()) if found else ()
 
     def trips(
         self, loop: Instruction, inside: Computation, *, unknown: float | None = None
     ) -> float:
         """Trip count of a while loop in computation `inside`.
 
-        Read from XLA's `known_trip_count`, or counted: the scalars that the loop starts with are
-        carried through its body until its condition is false.
+        The scalars that the loop starts with are carried through its body until its condition is
+        false; XLA notes no trip counts in programs for TPUs.
 
         Args:
             loop: the instruction.
@@ -145,9 +134,6 @@ class Module:
         Raises:
             ValueError: if it is unknown and not given.
         """
-        known = _KNOWN_TRIPS.search(loop.text)
-        if known:
-            return int(known[1])
         condition = self.computations[loop.attribute("condition")]
         body = self.computations[loop.attribute("body")]
         carried = self._value(inside, loop.operands[0], None)
@@ -240,22 +226,7 @@ def parse(text: str) -> Module:
             lines[line.name] = line
     if entry is None:
         raise ValueError("not an HLO program: the text has no ENTRY computation")
-    return Module(computations, entry, _frames(text))
-
-
-def _frames(text: str) -> dict[int, tuple[str, ...]]:
-    """Functions of each stack frame, from the tables before the first computation."""
-    head = text.partition("\n%")[0]
-    tables = dict(re.findall(r"^(\w+)\n((?:\d+ .*\n)+)", head, re.MULTILINE))
-    lines = {name: table.splitlines() for name, table in tables.items()}
-    names = {m[1]: m[2] for m in map(_NAMED.match, lines.get("FunctionNames", [])) if m}
-    places = {m[1]: names[m[2]] for m in map(_LOCATION.match, lines.get("FileLocations", [])) if m}
-    stack = [m for m in map(_STACK.match, lines.get("StackFrames", [])) if m]
-    found: dict[int, tuple[str, ...]] = {}
-    for number, place, parent in (m.groups() for m in stack):
-        # Parents are printed plus one; a frame without a parent has itself.
-        found[int(number)] = (places[place], *found.get(int(parent) - 1, ()))
-    return found
+    return Module(computations, entry)
 
 
 def _instruction(raw: str) -> Instruction:

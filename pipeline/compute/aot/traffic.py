@@ -35,16 +35,13 @@ def is_free(line: Instruction) -> bool:
     return line.opcode in _FREE
 
 
-def moved_bytes(
-    module: Module, where: Computation, line: Instruction, *, only_hbm: bool = True
-) -> int:
-    """Bytes that one run of an instruction reads and writes.
+def moved_bytes(module: Module, where: Computation, line: Instruction) -> int:
+    """Bytes of main memory that one run of an instruction reads and writes.
 
     Args:
         module: the program.
         where: the computation that the instruction is in.
         line: the instruction.
-        only_hbm: count main memory only; false: every memory.
     """
     if line.opcode.endswith("-done"):
         return 0
@@ -52,14 +49,14 @@ def moved_bytes(
         # The results: both places, of which a slice's source may be larger, and a context.
         places = [shape for shape in line.shapes if shape.dims][:2]
         moved = min((shape.bytes for shape in places), default=0)  # a scalar has no dims
-        return sum(moved for shape in places if shape.in_hbm or not only_hbm)
+        return sum(moved for shape in places if shape.in_hbm)
     read = sum(
         read_bytes(module, line, number, shape)
         for number, operand in enumerate(line.operands)
         for shape in where.instructions[operand].shapes
-        if shape.in_hbm or not only_hbm
+        if shape.in_hbm
     )
-    return read + _written(module, where, line, only_hbm=only_hbm)
+    return read + _written(module, where, line, only_hbm=True)
 
 
 def read_bytes(module: Module, line: Instruction, number: int, shape: Shape) -> int:

@@ -140,13 +140,10 @@ class Engine:
         self.work = DecodeWork()
 
     def resize(self, config: Config, *, log: BuildLog | None = None) -> None:
-        """Compiles for the sizes of another configuration; drops the existing programs first.
+        """Compiles for a configuration of other sizes; drops the existing programs first.
 
-        After a failure the engine cannot generate until a later `resize` succeeds.
-
-        Args:
-            config: differs in sizes only.
-            log: receives an entry for each compiled program.
+        After a failure the engine cannot generate until a later `resize` succeeds. `log` receives
+        an entry for each compiled program.
         """
         self._config = config
         vars(self).pop("_programs", None)

@@ -30,7 +30,7 @@ from pipeline.compute.decode.cache import (
 )
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
 from pipeline.compute.device_memory import argument_bytes, array_bytes, program_bytes, result_bytes
-from pipeline.compute.model.building import Trace, build_all, traced_settings
+from pipeline.compute.model.building import Trace, build_all
 from pipeline.compute.model.gumbel import keys_at
 from pipeline.compute.model.head import Head
 from pipeline.compute.model.head_sample import sample
@@ -316,13 +316,8 @@ class DecodePrograms:
         return self._rings if x.ndim > 2 else by_row(self.policy.mesh)
 
     def compile(self, log: BuildLog | None = None) -> CompiledSampler:
-        """Loads or compiles all programs, several at a time; allocates nothing.
-
-        Args:
-            log: receives an entry for each program.
-        """
-        traced = replace(self, config=traced_settings(self.config))
-        built = build_all(traced.programs, self.policy.mesh, owner=traced, log=log)
+        """Compiles all programs, several at a time; `log` receives an entry for each."""
+        built = build_all(self.programs, self.policy.mesh, log=log)
         sizes, buckets = self.config.plan.slot_ladder, self.config.prompt_buckets
         return CompiledSampler(
             empty=built[_EMPTY],

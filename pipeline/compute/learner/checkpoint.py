@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +33,6 @@ Meta = dict[str, Any]
 """The state of the coordinator: counters and sampling state, as JSON."""
 
 
-@dataclass
-class _KeepVersion:
-    """Orbax's retention policy that preserves one version.
-
-    Attributes:
-        version: None: none.
-    """
-
-    version: int | None = None
-
-    def should_preserve(
-        self,
-        checkpoints: Sequence[retention.PolicyCheckpointInfo],
-        *,
-        context: retention.PreservationContext,  # noqa: ARG002  # of Orbax's protocol
-    ) -> Sequence[bool]:
-        """Whether each checkpoint is preserved."""
-        return [one.step == self.version for one in checkpoints]
-
-
 class Checkpoints:
     """The `checkpoints/` folder of a run; created with the first checkpoint.
 
@@ -66,9 +46,9 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, keep: int, keep_every: int | None = None) -> None:
         self.folder = folder
-        self._keep = [retention.LatestN(keep)]
-        self._keep += [retention.EveryNSteps(keep_every)] if keep_every else []
-        self._best = _KeepVersion()
+        # The first one is of the best version, and replaced with it.
+        self._kept = [retention.CustomSteps([]), retention.LatestN(keep)]
+        self._kept += [retention.EveryNSteps(keep_every)] if keep_every else []
         self._opened: ocp.CheckpointManager | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[float] | None = None
@@ -76,9 +56,10 @@ class Checkpoints:
 
     def _manager(self) -> ocp.CheckpointManager:
         if self._opened is None:
-            self._best.version = best_version(self.folder)
+            if (best := best_version(self.folder)) is not None:
+                self._kept[0] = retention.CustomSteps([best])
             options = ocp.CheckpointManagerOptions(
-                preservation_policy=retention.AnyPreservationPolicy([*self._keep, self._best]),
+                preservation_policy=retention.AnyPreservationPolicy(self._kept),
                 enable_async_checkpointing=False,  # `save` copies and returns sooner
                 cleanup_tmp_directories=True,  # of a process that was killed while it wrote
             )
@@ -121,7 +102,7 @@ class Checkpoints:
             if saving is not None:
                 saving.result()
             write_adapter_file(self.folder / BEST, adapter, version=version)
-            self._best.version = version
+            self._kept[0] = retention.CustomSteps([version])
 
         self._keeping = self._writer.submit(write)
 

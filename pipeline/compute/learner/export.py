@@ -53,22 +53,10 @@ class Score(Protocol):
 def merged(
     policy: Policy, base: Params, adapter: Params, *, dtype: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Base plus adapter in host memory, one parameter after another.
-
-    Raises:
-        ValueError: if a number is too large for `dtype`.
-    """
+    """Base plus adapter in host memory, one parameter after another."""
     for name, value in policy.parameters(base):
         exact = lora.merge(name, value, adapter, lora=policy.lora)
-        rounded = exact.astype(dtype)
-        numpy = exact.__array_namespace__()  # JAX's, or NumPy's for an array in host memory
-        if dtype == "float16" and bool(numpy.any(numpy.isinf(rounded) & numpy.isfinite(exact))):
-            largest = float(numpy.abs(exact).max())
-            raise ValueError(
-                f'export.dtype = "float16" has a maximum of 65504, and {name} has {largest:.4g}; '
-                'nearest valid: "bfloat16"'
-            )
-        yield name, np.asarray(rounded)
+        yield name, np.asarray(exact.astype(dtype))
 
 
 class Exporter:
@@ -86,7 +74,6 @@ class Exporter:
         like: the folder of the base.
         tokenizer: the tokenizer's file.
         score: scores under `policy`, if that is compiled already.
-        verify: whether to verify exports.
         described: the configuration in the model card, if it is a different one.
         evaluations: reads the `evaluated` entries of the run's journal, for the model card.
         reader: the run's tokenizer, whose token ids transformers must read from an export; None: of
@@ -103,7 +90,6 @@ class Exporter:
         like: Path,
         tokenizer: Path,
         score: Score | None = None,
-        verify: bool = True,
         described: Config | None = None,
         evaluations: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
         reader: Tokenizer | None = None,
@@ -111,25 +97,21 @@ class Exporter:
         self.policy, self.base, self.config = policy, base, config
         self.like, self.tokenizer = like, tokenizer
         self.dtype = config.export.dtype or config.model.dtype
-        self._verify = verify
         self._described = described or config
         self._evaluations = evaluations
         self._reader = reader
-        self._is_read = not verify
+        self._is_read = False
         self._stops = vocabulary.stops
-        if verify:
-            # Users of an export do not quantize activations either.
-            unrounded = policy.unrounded()
-            if score is None or unrounded is not policy:
-                score = Scorer(unrounded, config, vocabulary).score
-            self._score = score
-            # The export is not quantized, and must not be quantized when it is loaded.
-            self._plain = policy.plain()
-            self._score_plain = (
-                Scorer(self._plain, config, vocabulary).score
-                if policy.is_quantized
-                else self._score
-            )
+        # Users of an export do not quantize activations either.
+        unrounded = policy.unrounded()
+        if score is None or unrounded is not policy:
+            score = Scorer(unrounded, config, vocabulary).score
+        self._score = score
+        # The export is not quantized, and must not be quantized when it is loaded.
+        self._plain = policy.plain()
+        self._score_plain = (
+            Scorer(self._plain, config, vocabulary).score if policy.is_quantized else self._score
+        )
 
     def export(
         self,
@@ -152,7 +134,6 @@ class Exporter:
         Raises:
             RuntimeError: if the export cannot be loaded, or scores tokens differently; `folder`
                 does not change.
-            ValueError: if a number is too large for `export.dtype`; `folder` does not change.
             OSError: if the disk is full; `folder` does not change.
         """
         fresh = _begin(folder)
@@ -164,7 +145,7 @@ class Exporter:
             ]
             self._finish(fresh, folder, version=version, formats=formats)
         scored = [difference for difference in found if difference is not None]
-        if not self._verify or len(scored) < len(found):
+        if len(scored) < len(found):
             return ExportReport(str(folder), None, 0, version)
         tokens = sum(len(completion.tokens) for completion in examples)
         return ExportReport(str(folder), max(scored), tokens, version)
@@ -174,17 +155,11 @@ class Exporter:
     ) -> float | None:
         """Writes one format into `fresh` and verifies it.
 
-        Returns:
-            The largest log-prob difference; None if there was not enough memory to score.
-
-        Raises:
-            RuntimeError: if the difference is too large, the loaded adapter differs, or
-                transformers reads other token ids from the files.
-            ValueError: if a number is too large for `export.dtype`.
+        Returns the largest log-prob difference; None if there was not enough memory to score.
         """
         if kind == "peft":
             self._write_adapter(fresh / ADAPTER, adapter)
-            return self._check_adapter(fresh / ADAPTER, adapter) if self._verify else 0.0
+            return self._check_adapter(fresh / ADAPTER, adapter)
         parameters = merged(self.policy, self.base, adapter, dtype=self.dtype)
         within = self.like if is_multimodal_folder(self.like) else None
         config = read_config(within) if within else weights.read_text_config(self.like)
@@ -212,7 +187,7 @@ class Exporter:
                 )
             else:
                 save.save_flax(fresh, parameters)
-            difference = self._check_merged(fresh, adapter, examples) if self._verify else 0.0
+            difference = self._check_merged(fresh, adapter, examples)
             if checked is not None:
                 checked.result()
                 self._is_read = True  # later exports have the same files

@@ -76,14 +76,10 @@ class Learner:
         self.state = self._fresh()
 
     def resize(self, config: Config, *, log: BuildLog | None = None) -> None:
-        """Compiles for the sizes of another configuration; drops the existing programs first.
+        """Compiles for a configuration of other sizes; drops the existing programs first.
 
         The training state does not change. After a failure the learner cannot compute until a later
-        `resize` succeeds.
-
-        Args:
-            config: differs in sizes only.
-            log: receives an entry for each compiled program.
+        `resize` succeeds. `log` receives an entry for each compiled program.
         """
         vars(self).pop("_compiled", None)
         self._config = config
@@ -351,16 +347,10 @@ class Learner:
         metrics: Mapping[str, float],
         *rate: float,
     ) -> dict[str, float]:
-        """Applies a gradient, or skips it if loss or norm is not finite; keeps the version.
+        """Applies the gradient `total`, or skips it if loss or norm is not finite.
 
-        Args:
-            name: of the program: `apply` or `apply_sft`.
-            total: the gradient.
-            metrics: of the micro-batches; `loss` is their sum.
-            rate: the learning rate, if the program takes it.
-
-        Returns:
-            The metrics, the norms of gradient and adapter, and `skipped_updates` if it was skipped.
+        The program `name` is `apply`, which takes the learning rate, or `apply_sft`. Returns the
+        metrics, the norms of gradient and adapter, and `skipped_updates` if it was skipped.
         """
         state = self.state
         with np.errstate(over="ignore"):

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import PurePath
 from typing import Any
 
-from configs.schema import Config, Learner
+from configs.schema import Config
 from pipeline.data.models.model_source import HF
 from pipeline.evaluate.summary import mean_key, metric_title, show_interval, show_mean
 
@@ -101,30 +101,16 @@ def _history(config: Config, step: int) -> str:
 
 
 def _facts(config: Config, base: str) -> dict[str, str]:
-    model, lora, rollout, learner = config.model, config.lora, config.rollout, config.learner
+    """What a reader wants to know first; all settings follow in the card."""
+    model, lora = config.model, config.lora
     sources = [config.data.train, *config.data.mixture]
-    temperature = f"temperature {rollout.temperature:g}"
-    more: dict[str, str] = {}
-    if lora.start is not None:
-        more["initial adapter"] = f"`{_name(lora.start)}`"
-    sft = config.sft
-    if sft.train is not None:
-        more["SFT"] = (
-            f"`{_name(sft.train.title)}`, {sft.steps} steps of {sft.sequences_per_step} "
-            f"packed sequences, learning rate {sft.lr:g}, {sft.schedule}"
-        )
     return {
         "base": f"`{base}`, {model.dtype}, quantization {model.quantization}",
         "adapter": f"LoRA on `{lora.targets}`, rank {lora.rank}, alpha {lora.alpha:g}, "
         + lora.scaling,
-        **more,
         "GRPO on": ", ".join(f"`{_name(source.title)}`" for source in sources),
         "rewards": ", ".join(part.name for part in config.rewards.functions),
         **_serving(config),
-        "rollouts per step": f"{rollout.prompts_per_step} x {rollout.group_size}, {temperature}",
-        "loss": _loss(learner),
-        "learning rate": f"{learner.lr:g}, {learner.schedule}",
-        "seed": str(config.run.seed),
         "made with": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
     }
 
@@ -143,16 +129,6 @@ def _serving(config: Config) -> dict[str, str]:
     if config.prompt.thinking:
         found["chat template"] = "`enable_thinking = true`"
     return found
-
-
-def _loss(learner: Learner) -> str:
-    """The terms of the loss: `dapo + 0.02 KL to the reference (topk)`."""
-    terms: list[str] = [learner.loss]
-    if learner.kl_coef:
-        terms.append(f"{learner.kl_coef:g} KL to the reference ({learner.kl})")
-    if learner.teacher is not None:
-        terms.append(f"{learner.distill_coef:g} KL to the teacher `{_name(learner.teacher)}`")
-    return " + ".join(terms)
 
 
 def base_name(path: str) -> tuple[str, str | None]:

@@ -9,7 +9,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from pipeline.compute.learner.optimizer import grpo_rate, make_optimizer, sft_ra
 from pipeline.compute.learner.topk import top_k_logprobs
 from pipeline.compute.model import lora
 from pipeline.compute.model.attention import FlashAttention, PackedAttention
-from pipeline.compute.model.building import Trace, build_all, traced_settings
+from pipeline.compute.model.building import Trace, build_all
 from pipeline.compute.model.head import Head
 from pipeline.compute.model.head_score import Scores, in_blocks, score
 from pipeline.compute.model.policy import Params, Policy
@@ -201,12 +201,7 @@ class LearnerPrograms:
         return Head(softcap, temperature, HEAD_TOKENS, HEAD_VOCAB, self.policy.mesh)
 
     def expected_blocks(self, kind: str, rows: int) -> float:
-        """Expected trip count of the head's loop over learned positions, at the assumed lengths.
-
-        Args:
-            kind: of the program.
-            rows: of its micro-batch.
-        """
+        """Expected trip count of the head's loop over learned positions, at the assumed lengths."""
         positions = rows * self.config.row_tokens // batch_shards(self.policy.mesh)
         top_k = self.config.learner.kl_top_k if kind == "reference_top_k" else 0
         block = in_blocks(self._head(1.0), positions, top_k=top_k).tokens
@@ -215,23 +210,12 @@ class LearnerPrograms:
         return min(-(-positions // size), share * positions / size + 0.5)
 
     def compile(self, log: BuildLog | None = None) -> Compiled:
-        """Loads or compiles all programs, several at a time; allocates nothing.
-
-        Args:
-            log: receives an entry for each program.
-        """
-        traced = self._traced
-        return build_all(traced.programs, self.policy.mesh, owner=traced, log=log)
+        """Compiles all programs, several at a time; `log` receives an entry for each."""
+        return build_all(self.programs, self.policy.mesh, log=log)
 
     def compile_score(self) -> Compiled:
         """Compiles the scoring program alone."""
-        traced = self._traced
-        scoring = {name: it for name, it in traced.programs.items() if name.startswith("score ")}
-        return build_all(scoring, self.policy.mesh, owner=traced)
-
-    @property
-    def _traced(self) -> LearnerPrograms:
-        return replace(self, config=traced_settings(self.config))
+        return build_all(self._by_size("score", self.trace_score), self.policy.mesh)
 
     @property
     def programs(self) -> dict[str, Trace]:

@@ -10,7 +10,6 @@ whose scores are used.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -170,14 +169,8 @@ def score(
         learned: positions to compute; all results elsewhere are 0. None: all positions.
         gather_tokens: further tokens whose log-probs are returned, differentiable like those of
             the targets.
-        top_k: number of most likely tokens to return.
-
-    Raises:
-        ValueError: if a device has fewer than `top_k` entries of the vocabulary.
+        top_k: number of most likely tokens to return; a device has as many entries.
     """
-    here = embedding.shape[0] // math.prod(head.mesh.shape[axis] for axis in VOCAB_AXES)
-    if top_k > here:
-        raise ValueError(f"top_k = {top_k}, but a device has only {here} entries of the vocabulary")
     rows, seq = targets.shape
     if learned is not None or top_k:
         head = in_blocks(head, rows * seq // batch_shards(head.mesh), top_k=top_k)

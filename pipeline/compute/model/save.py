@@ -94,6 +94,12 @@ def save_flax(folder: Path, parameters: Parameters) -> None:
 
     Orbax needs the whole tree at once, so the model must fit into host memory.
     """
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save((folder / FLAX).absolute(), flax_tree(parameters))
+
+
+def flax_tree(parameters: Parameters) -> dict[str, dict[str, np.ndarray]]:
+    """The tree of a flax checkpoint, with flat names."""
     tree: dict[str, dict[str, np.ndarray]] = {}
     gates: dict[str, dict[int, np.ndarray]] = {}
     for name, value in parameters:
@@ -108,8 +114,7 @@ def save_flax(folder: Path, parameters: Parameters) -> None:
             both = gates.pop(module)
             tree[f"transformer/{module}"] = {leaf: np.stack([both[0], both[1]])}
     _complete_gemma4(tree)
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save((folder / FLAX).absolute(), tree)
+    return tree
 
 
 def _complete_gemma4(tree: dict[str, dict[str, np.ndarray]]) -> None:

@@ -1,6 +1,6 @@
 """The verdict on a run in words: does it learn, is it healthy, what bounds it, what to try next.
 
-What a rule of `pipeline/alarm_rules.py` watches is taken from the alarms in the journal and not
+What a rule of `pipeline/alarms.py` watches is taken from the alarms in the journal and not
 judged again.
 """
 
@@ -12,7 +12,7 @@ from typing import Literal
 
 from scipy.stats import linregress, t
 
-from pipeline.alarm_rules import RULES
+from pipeline.alarms import RULES
 from pipeline.evaluate.notices import EVALUATION_NOTICE, UNTRAINED_EXPORT
 from pipeline.evaluate.significance import LEVEL
 from pipeline.evaluate.summary import metric_title, prompts_of, show_change

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,36 +20,21 @@ from pipeline.protocols import OutOfMemory
 from tests import tiny
 
 
-def full(*_: Any, **__: Any) -> Any:
-    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.\nmore")
-
-
-def test_a_device_error_becomes_out_of_memory():
-    with pytest.raises(OutOfMemory) as raised:
-        catch_out_of_memory("update", lambda: jnp.zeros((2**50,), jnp.int8))
-    assert raised.value.phase == "update"
-    assert raised.value.what.startswith("RESOURCE_EXHAUSTED: Out of memory allocating")
-
-
-@pytest.mark.parametrize("error", [MemoryError(), MemoryError("no host memory")])
-def test_a_host_error_becomes_out_of_memory(error: MemoryError):
-    def work() -> None:
-        raise error
-
-    with pytest.raises(OutOfMemory, match="MemoryError" if not str(error) else "no host memory"):
-        catch_out_of_memory("export", work)
-
-
 @pytest.mark.parametrize(
-    "error", [jax.errors.JaxRuntimeError("INTERNAL: something else"), ValueError("no")]
+    ("error", "message"),
+    [
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore"), "RESOURCE_EXH"),
+        (MemoryError(), "MemoryError"),
+        (MemoryError("no host memory"), "no host memory"),
+    ],
 )
-def test_other_errors_are_raised_unchanged(error: Exception):
+def test_a_lack_of_memory_is_out_of_memory(error: Exception, message: str):
     def work() -> None:
         raise error
 
-    with pytest.raises(type(error)) as raised:
-        catch_out_of_memory("generate", work)
-    assert raised.value is error
+    with pytest.raises(OutOfMemory, match=message) as raised:
+        catch_out_of_memory("export", work)
+    assert raised.value.phase == "export"
 
 
 def test_memory_is_freed_before_the_error_is_raised():
@@ -60,12 +43,12 @@ def test_memory_is_freed_before_the_error_is_raised():
     def work() -> None:
         held = jax.device_put(np.zeros(1000, np.float32), jax.devices()[0])
         assert resident_bytes() == before + held.nbytes
-        full()
+        raise MemoryError("no\nmore")
 
     with pytest.raises(OutOfMemory) as raised:
         catch_out_of_memory("generate", work)
     assert resident_bytes() == before
-    assert raised.value.what == "RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes."
+    assert raised.value.what == "no"
     assert raised.value.__context__ is None
 
 

@@ -61,8 +61,3 @@ def test_the_tokenizer_of_another_model_is_an_error(flax: Path):
     path.write_text(json.dumps({"model_type": "gemma2", "vocab_size": 256_000}))
     with pytest.raises(ValueError, match=r"480 pieces, the model's embedding 256000 rows"):
         open_model(config(flax), role="learner")
-
-
-def test_a_missing_model_is_an_error(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match=r"^model\.path: no folder .*gone$"):
-        open_model(config(tmp_path / "gone"), role="learner")

@@ -51,22 +51,6 @@ def test_a_program_that_does_not_fit_on_the_disk_is_written_again(
     assert (small_disk / "a-cache").read_bytes() == program
 
 
-def test_programs_that_cannot_be_shared_end_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    cache = ProgramCache(tmp_path)
-    monkeypatch.setattr(program_cache, "_of_this_process", lambda: cache)
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    (cache.path / "a-cache").write_bytes(b"program a")
-    monkeypatch.setattr(Path, "hardlink_to", full)
-    monkeypatch.setattr("shutil.copyfile", full)
-    program_cache.share_programs()
-    assert names(tmp_path) == {"a-cache"}
-
-
 @pytest.fixture(params=["hard links", "no hard links"])
 def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, target: Path) -> None:

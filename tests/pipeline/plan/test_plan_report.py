@@ -108,7 +108,7 @@ def test_a_plan_that_does_not_fit_names_the_shortage() -> None:
 
 
 def test_the_compilers_figures_are_marked(found: Planned) -> None:
-    update = CompilerCheck("update", CompilerReport(True, 6 * GIB, 61.0, 0.25, 0.05), 0.2)
+    update = CompilerCheck("update", CompilerReport(True, 6 * GIB, 61.0, 0.25), 0.2)
     unknown = CompilerCheck("decode", CompilerReport(False, None, 9.0), 0.2)
     programs, searched = {"gradient 8": update, "segment 240": unknown}, ("gradient 16: no",)
 

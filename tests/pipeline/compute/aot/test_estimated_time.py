@@ -14,28 +14,26 @@ from pipeline.compute.aot.estimated_time import (
     CLOCK_HZ,
     KERNEL_SHARE,
     LINK_BYTES_PER_S,
-    UNSCHEDULED_SHARE,
-    PartTime,
-    part_times,
+    Work,
     program_seconds,
+    works_of,
 )
 from pipeline.compute.aot.hlo import Module, parse
 from tests.pipeline.compute.aot.test_hlo import text
 
-NOTHING = {"no instruction": 1}
+NOTHING: dict[str, int] = {}
 """A schedule in which the instructions of a program take nothing."""
-
-
-def total(module: Module, schedule: dict[str, int]) -> PartTime:
-    parts = part_times(module, schedule).values()
-    names = ("seconds", "modelled_s", "traffic_s")
-    return PartTime(*(sum(getattr(part, name) for part in parts) for name in names))
 
 
 def estimated(module: Module, schedule: dict[str, int] = NOTHING) -> float:
     """Seconds of instructions that the compiler has an estimate of."""
-    parts = part_times(module, schedule)
-    return sum(one.seconds - one.modelled_s for name, one in parts.items() if name != "waits")
+    works = works_of(module, schedule)
+    return sum(one.runs * one.seconds for one in works if "estimated_cycles" in one.line.text)
+
+
+def one(module: Module, schedule: dict[str, int] = NOTHING) -> Work:
+    (work,) = works_of(module, schedule)
+    return work
 
 
 def test_estimates_are_cycles_times_trips():
@@ -45,11 +43,6 @@ def test_estimates_are_cycles_times_trips():
     # 64 x (slice, product, iota, two slices of the sorted); copies of both results.
     cycles = 64 * (1840 + 15635 + 17 + 1832 + 1832) + 1916 + 1916
     assert estimated(parse(text("recipe"))) == pytest.approx(cycles / CLOCK_HZ)
-
-
-def test_a_loop_without_iterations_takes_nothing():
-    module = parse(text("blocks").replace("direction=LT", "direction=GT"))
-    assert estimated(module) == 0.0
 
 
 def test_the_cheapest_branch_of_a_conditional_counts():
@@ -80,14 +73,12 @@ ENTRY %main (x: f32[256,2048]) -> f32[256,2048] {
     [
         ({"sort": 60_000}, 60_000 / CLOCK_HZ),
         ({"sort": 60}, 2 * 4 * 256 * 2048 / (KERNEL_SHARE * BYTES_PER_S)),
-        ({}, 2 * 4 * 256 * 2048 / (UNSCHEDULED_SHARE * BYTES_PER_S)),
     ],
 )
 def test_a_sort_takes_the_longer_of_schedule_and_traffic(schedule, expected):
-    """Without a schedule it takes its operands and results at a tenth of the bandwidth."""
-    found = total(parse(SORTED), schedule)
-    assert found.seconds == found.modelled_s == pytest.approx(expected)
-    assert found.traffic_s == pytest.approx(2 * 4 * 256 * 2048 / BYTES_PER_S)
+    found = one(parse(SORTED), schedule)
+    assert found.seconds == pytest.approx(expected)
+    assert found.hbm_bytes == 2 * 4 * 256 * 2048
 
 
 def test_an_estimate_below_the_schedule_is_too_low():
@@ -98,42 +89,11 @@ def test_an_estimate_below_the_schedule_is_too_low():
 
 
 def test_traffic_is_what_is_read_and_written_in_hbm():
-    parts = part_times(parse(text("update")), NOTHING)
+    moved = {work.line.name: work.hbm_bytes for work in works_of(parse(text("update")), NOTHING)}
     row = 2 * 1152
-    assert parts["embedding"].traffic_s == pytest.approx((64 * row) / BYTES_PER_S, rel=0.01)
-    # The whole matrix, and 64 rows of the cache; the product itself has no part.
-    moved = 3 * (1152 * row + 64 * row)
-    assert parts["other"].traffic_s == pytest.approx(moved / BYTES_PER_S, rel=0.01)
-
-
-SCATTERED = """HloModule jit_f
-
-%second (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  ROOT %b = f32[] parameter(1)
-}
-
-%fused (table: f32[4096,128], at: s32[128], new: f32[128,128]) -> f32[4096,128] {
-  %table = f32[4096,128]{1,0:T(8,128)} parameter(0)
-  %at = s32[128]{0:T(128)} parameter(1)
-  %new = f32[128,128]{1,0:T(8,128)} parameter(2)
-  %same = f32[128,128]{1,0:T(8,128)} transpose(%new), dimensions={0,1}
-  ROOT %scatter = f32[4096,128]{1,0:T(8,128)} scatter(%table, %at, %same), to_apply=%second
-}
-
-ENTRY %main (x: f32[4096,128], i: s32[128], y: f32[128,128]) -> f32[4096,128] {
-  %x = f32[4096,128]{1,0:T(8,128)} parameter(0)
-  %i = s32[128]{0:T(128)} parameter(1)
-  %y = f32[128,128]{1,0:T(8,128)} parameter(2)
-  ROOT %scattered = f32[4096,128]{1,0:T(8,128)} fusion(%x, %i, %y), kind=kCustom, calls=%fused
-}
-"""
-
-
-def test_a_scatter_in_place_reads_and_writes_the_new_part_only():
-    found = total(parse(SCATTERED), NOTHING)
-    moved = 4 * 128 + 2 * 4 * 128 * 128
-    assert found.traffic_s == pytest.approx(moved / BYTES_PER_S)
+    assert moved["gather_fusion"] == 64 * row
+    # A product in three runs: of each the whole matrix, and 64 rows of the cache.
+    assert moved["flush_fusion"] == 1152 * row + 64 * row
 
 
 WAITING = """HloModule jit_f
@@ -160,30 +120,22 @@ COPY_S = 2 * 1024 * 1024 / BYTES_PER_S
 
 @pytest.mark.parametrize("cycles", [1500, 15_000])
 def test_computation_waits_for_copies(cycles):
-    parts = part_times(parse(WAITING.replace("CYCLES", str(cycles))), NOTHING)
+    works = works_of(parse(WAITING.replace("CYCLES", str(cycles))), NOTHING)
+    seconds = {work.line.name: work.seconds for work in works}
     late = max(0.0, COPY_S - cycles / CLOCK_HZ)
-    assert parts["waits"].seconds == pytest.approx(late)
-    assert parts["copies"].seconds == 0.0
-    assert parts["copies"].traffic_s == pytest.approx(COPY_S)
-    assert parts["other"].seconds == pytest.approx((cycles + 500) / CLOCK_HZ)
-
-
-def test_the_copy_of_a_scalar_takes_nothing():
-    program = """HloModule jit_f
-
-ENTRY %main (x: s32[]) -> s32[] {
-  %x = s32[] parameter(0)
-  %copy-start = (s32[]{:S(6)}, s32[], u32[]{:S(2)}) copy-start(%x)
-  ROOT %copy-done = s32[]{:S(6)} copy-done(%copy-start)
-}
-"""
-    assert program_seconds(part_times(parse(program), NOTHING)) == 0.0
+    assert seconds.pop("copy-done") == pytest.approx(late)
+    assert seconds == pytest.approx(
+        {"copy-start": 0.0, "before": cycles / CLOCK_HZ, "after": 500 / CLOCK_HZ}
+    )
+    assert works[0].hbm_bytes == 2 * 1024 * 1024
 
 
 def test_a_program_takes_at_least_its_traffic():
-    short, long = PartTime(1.0, 0.5, 0.25), PartTime(0.5, 0.0, 4.0)
-    assert program_seconds({"a": short}) == 1.0
-    assert program_seconds({"a": short, "b": long}) == 4.25
+    line = one(parse(REDUCED)).line
+    short = Work(line, runs=2, seconds=1.0, hbm_bytes=int(BYTES_PER_S / 4))
+    assert program_seconds([short]) == 2.0
+    long = Work(line, runs=1, seconds=0.5, hbm_bytes=int(4 * BYTES_PER_S))
+    assert program_seconds([short, long]) == 4.5
 
 
 REDUCED = """HloModule jit_f
@@ -196,5 +148,4 @@ ENTRY %main (x: f32[1024,1024]) -> f32[1024,1024] {
 
 
 def test_a_collective_takes_the_time_of_its_bytes_on_the_links():
-    found = total(parse(REDUCED), NOTHING)
-    assert found.seconds == found.modelled_s == 4 * 1024 * 1024 / LINK_BYTES_PER_S
+    assert one(parse(REDUCED)).seconds == 4 * 1024 * 1024 / LINK_BYTES_PER_S

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from pipeline.compute.decode.cache import (
     PromptAttention,
-    capacity,
     flush,
     held_positions,
     visible_slots,
@@ -46,13 +45,6 @@ def test_a_query_attends_to_itself_and_the_positions_in_its_window(position: int
     np.testing.assert_array_equal(everything, [0 <= at <= position for at in range(-3, 40)])
 
 
-@pytest.mark.parametrize(
-    ("window", "longest", "slots"), [(None, 40, 40), (8, 40, 8), (8, 5, 5), (8, 8, 8)]
-)
-def test_a_ring_has_the_size_of_the_window_or_the_row(window: int | None, longest: int, slots: int):
-    assert capacity(window=window, max_tokens=longest) == slots
-
-
 def test_bytes_per_row_equal_a_hand_count():
     # Keys and values, 2 kv heads of 8, 4 bytes; 3 local layers of 8 slots, a global one of 40.
     found = tiny.bytes_per_row(tiny.policy().architecture, max_tokens=40)
@@ -60,6 +52,9 @@ def test_bytes_per_row_equal_a_hand_count():
     # One byte per number, and a float32 scale for each of the 2 kv heads.
     found = tiny.bytes_per_row(tiny.policy().architecture, max_tokens=40, eight_bits=True)
     assert found == 2 * 2 * (8 + 4) * (3 * 8 + 40)
+    # Of four layers the last two share keys and values and have no ring.
+    found = tiny.bytes_per_row(tiny.make_policy(**tiny.GEMMA4).architecture, max_tokens=40)
+    assert found == 2 * 2 * 4 * (8 * 8 + 40 * 16)
 
 
 def test_int8_codes_are_within_half_a_scale_of_the_values():
@@ -81,21 +76,6 @@ def test_int8_codes_are_within_half_a_scale_of_the_values():
         assert error.max() > 0.1 * scale.max()
     assert (np.abs(keys).max(axis=-1)[key.any(axis=-1)] == 127).all()
     assert not keys[0, 0, 1].any()
-
-
-def test_flush_copies_the_new_positions_of_each_row_to_their_slots():
-    ring = (jnp.full((3, KV_HEADS, 4, HEAD_DIM), -1.0), jnp.full((3, KV_HEADS, 4), -1.0))
-    steps = jnp.arange(6.0)[:, None]
-    recent = (
-        jnp.broadcast_to(steps, (3, KV_HEADS, 6, HEAD_DIM)),
-        jnp.broadcast_to(steps[:, 0], (3, KV_HEADS, 6)),
-    )
-    # Two new positions; none, because the rollout has ended; more than the ring holds.
-    start, lengths = jnp.array([3, 5, 1]), jnp.array([5, 5, 7])
-    ((keys, scales),) = flush([ring], [recent], start, lengths)
-    expected = [[1, -1, -1, 0], [-1, -1, -1, -1], [3, 4, 5, 2]]
-    np.testing.assert_array_equal(keys[:, 1, :, 2], expected)
-    np.testing.assert_array_equal(scales[:, 0], expected)
 
 
 @pytest.mark.parametrize(("slots", "steps"), [(12, 4), (10, 4), (7, 3), (6, 6), (4, 9), (1, 2)])

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from pipeline.compute.decode.engine import Aborted
-from pipeline.compute.model.sharding import by_row
 from pipeline.types import Completion, RolloutName, RolloutRequest
 from tests import tiny
 from tests.pipeline.compute.decode.reference import (
@@ -50,46 +49,26 @@ def test_completions_match_their_requests(sampled: list[Completion]):
         assert (completion.version, completion.adapter_sha256) == (3, "abc")
         assert completion.tokens.dtype == np.int32
         assert completion.logprobs.dtype == np.float32
-        assert completion.processed_logprobs is None
         assert completion.tokens.shape == completion.logprobs.shape
-    assert len({c.tokens.tobytes() for c in sampled}) == len(sampled)
-
-
-def test_forbidden_tokens_are_never_sampled(sampled: list[Completion]):
     tokens = np.concatenate([c.tokens for c in sampled])
-    assert len(tokens) > 300
     assert not np.isin(tokens, tiny.VOCABULARY.forbidden).any()
+    assert generate(tiny.engine(), []) == []
 
 
-def test_promise_1_the_stop_token_is_kept_with_its_log_prob(sampled: list[Completion]):
+def test_promise_1_a_stop_token_is_kept_and_an_ending_by_length_gets_none(
+    sampled: list[Completion],
+):
     ended = [c for c in sampled if c.stop_reason == "eos"]
     assert {int(c.tokens[-1]) for c in ended} == set(STOPS)
     for completion in ended:
         assert completion.logprobs[-1] < 0
         assert not np.isin(completion.tokens[:-1], STOPS).any()
-        assert len(completion.tokens) <= NEW
-
-
-def test_promise_1_an_ending_by_length_gets_no_invented_token(sampled: list[Completion]):
     full = [c for c in sampled if c.stop_reason == "length"]
     assert full
     for completion in full:
         assert len(completion.tokens) == NEW
         assert not np.isin(completion.tokens, STOPS).any()
         assert (completion.logprobs < 0).all()
-
-
-def test_a_request_may_have_a_lower_limit(sampled: list[Completion]):
-    limits = np.random.default_rng(0).integers(1, NEW + 1, len(REQUESTS))
-    limited = [
-        dataclasses.replace(request, max_new_tokens=int(limit))
-        for request, limit in zip(REQUESTS, limits, strict=True)
-    ]
-    found = generate(tiny.engine(), limited)
-    for whole, short, limit in zip(sampled, found, limits, strict=True):
-        np.testing.assert_array_equal(short.tokens, whole.tokens[:limit])
-        np.testing.assert_array_equal(short.logprobs, whole.logprobs[:limit])
-        assert short.stop_reason == ("length" if len(whole.tokens) > limit else whole.stop_reason)
 
 
 def same_bits(first: Sequence[Completion], second: Sequence[Completion]) -> None:
@@ -172,16 +151,6 @@ def test_promise_2_the_last_rollouts_move_to_fewer_slots(sampled: list[Completio
         assert max(engine.work.segments) == size
 
 
-def test_free_slots_are_assigned_immediately(sampled: list[Completion]):
-    """Static batches would decode every row as long as the longest of its batch."""
-    engine = tiny.engine()
-    generate(engine)
-    batches = [sampled[start : start + 4] for start in range(0, len(sampled), 4)]
-    static = sum(4 * max(len(c.tokens) for c in batch) for batch in batches)
-    assert engine.work.tokens > 0.9 * engine.work.slot_steps
-    assert engine.work.slot_steps < 0.95 * static
-
-
 def test_the_prompt_of_a_group_is_prefilled_once(monkeypatch: pytest.MonkeyPatch):
     prompts = [request.prompt_tokens for request in REQUESTS[1:6]]
     # More members than slots: some wait while others decode.
@@ -211,8 +180,7 @@ def test_the_prompt_of_a_group_is_prefilled_once(monkeypatch: pytest.MonkeyPatch
     ("fsdp", "tp"),
     [
         (1, 1),
-        (4, 2),
-        pytest.param(2, 2, marks=pytest.mark.slow),
+        (2, 2),
         pytest.param(8, 1, marks=pytest.mark.slow),
         pytest.param(1, 2, marks=pytest.mark.slow),
     ],
@@ -221,18 +189,6 @@ def test_eight_devices_sample_the_same_as_one(sampled: list[Completion], fsdp: i
     engine = tiny.engine(plan=EIGHT | {"fsdp": fsdp, "tp": tp})
     found = generate(engine, adapter=tiny.probe(devices=8, fsdp=fsdp, tp=tp))
     assert count_ties(sampled, found) == 0
-
-
-def test_caches_are_sharded_and_have_the_capacity_of_their_ring():
-    state = tiny.engine(plan=EIGHT)._programs.empty()
-    assert len(state.caches) == 4
-    rows = by_row(tiny.policy(devices=8).mesh)
-    for layer, ring in enumerate(state.caches):
-        slots = LONGEST + NEW if layer == 2 else tiny.WINDOW
-        for array in ring:
-            assert array.shape == (8, 2, slots, 8)
-            assert array.sharding.is_equivalent_to(rows, array.ndim)
-            assert [shard.data.shape[0] for shard in array.addressable_shards] == [1] * 8
 
 
 def test_no_device_waits_for_another_while_decoding():
@@ -285,7 +241,3 @@ def test_abort_ends_a_running_generation_and_every_later_one(
     monkeypatch.undo()
     engine.resume()
     same_bits(generate(engine, REQUESTS[:1]), sampled[:1])
-
-
-def test_no_requests_give_no_completions():
-    assert generate(tiny.engine(), []) == []

@@ -10,7 +10,6 @@ import pytest
 
 from configs.schema import Config
 from pipeline.compute.decode.rollout_weights import RolloutWeights
-from pipeline.compute.learner.export import merged as exported
 from pipeline.compute.model.policy import Params, Policy
 from tests import tiny
 
@@ -36,16 +35,6 @@ def assert_own(found: Params, base: Params) -> None:
         assert found[name] is base[name], name
 
 
-def test_shared_weights_are_the_base_and_the_adapter():
-    policy, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
-    weights = RolloutWeights(policy, base, tiny.make_config())
-    weights.load(adapter)
-    assert weights.policy is policy
-    assert weights.adapter is adapter
-    assert weights.base.keys() == base.keys()
-    assert all(weights.base[name] is base[name] for name in base)
-
-
 # With as many kv heads as query heads, queries, keys and values share one matrix.
 @pytest.mark.parametrize(("kv_heads", "separate"), [(2, False), (4, True)])
 def test_merged_weights_equal_base_plus_adapter(kv_heads: int, separate: bool):
@@ -61,26 +50,6 @@ def test_merged_weights_equal_base_plus_adapter(kv_heads: int, separate: bool):
     without = tiny.hidden_states(policy, base, policy.no_adapter(), TOKENS)
     assert float(jnp.abs(without - expected).max()) > 0.1 * scale
     assert_own(weights.base, base)
-
-
-def test_merged_weights_are_rounded_like_an_export():
-    policy = tiny.make_policy(num_hidden_layers=1, dtype="bfloat16")
-    base, adapter = tiny.make_base(policy), tiny.make_probe(policy)
-    weights = RolloutWeights(policy, base, config("merged"))
-    weights.load(adapter)
-    for name, value in exported(policy, base, adapter, dtype="bfloat16"):
-        assert weights.base[name].dtype == base[name].dtype == value.dtype
-        np.testing.assert_array_equal(weights.base[name], value, err_msg=name)
-
-
-def test_a_matrix_without_an_adapter_is_not_copied():
-    settings = tiny.LORA.model_copy(update={"targets": "attention"})
-    policy = tiny.make_policy(num_hidden_layers=2, lora=settings)
-    base = tiny.make_base(policy)
-    weights = RolloutWeights(policy, base, config("merged"))
-    weights.load(tiny.make_probe(policy))
-    copied = {name for name in base if weights.base[name] is not base[name]}
-    assert copied == {name for name in base if ".attn." in name and name.endswith(".w")}
 
 
 def test_a_second_load_replaces_the_first_completely(monkeypatch: pytest.MonkeyPatch):

@@ -65,36 +65,6 @@ def test_each_prompt_goes_to_the_device_with_the_most_room():
     assert prefill(slots, "b", rows=2) == [[5, 9], [1, 1]]
 
 
-def test_no_request_waits_for_one_device_while_another_has_free_slots():
-    slots: Slots[str] = Slots.of(requests(6, 1), shards=2, slots=8)
-    # The second device prefills the first one's prompt, too, for two members without a slot there.
-    assert prefill(slots, "a", rows=2) == [[6], [1, 6]]
-    slots.assign()
-    assert slots.busy.sum(axis=1).tolist() == [4, 3]
-    assert slots.drained
-
-
-def test_a_prompt_is_prefilled_on_a_second_device_only_when_the_queue_is_empty():
-    slots: Slots[str] = Slots.of(requests(64, 64, 1, 64), shards=2, slots=8)
-    prefills = [prefill(slots, "a")]
-    slots.assign()
-    while not slots.drained:
-        slots.release(np.array([True, False, False, False] * 2))
-        slots.assign()
-        if slots.needs_prefill():
-            prefills.append(prefill(slots, "b"))
-            slots.assign()
-    # Both devices keep their prefilled prompts: no prompt is prefilled a third time.
-    assert sum(len(own) for by_device in prefills for own in by_device) <= 6
-
-
-def test_a_longer_prompt_starts_another_prefill():
-    slots: Slots[str] = Slots.of(requests(1, 1, 1), shards=1, slots=8)
-    bucket, by_device = slots.next_prefill(lambda size: 2 if size <= 2 else 4, lambda _: 8)
-    assert bucket == 2
-    assert [len(group.prompt_tokens) for group in by_device[0]] == [1, 2]
-
-
 def test_compaction_keeps_the_order_and_needs_room():
     slots: Slots[str] = Slots.of(requests(4), shards=1, slots=4)
     prefill(slots, "a")

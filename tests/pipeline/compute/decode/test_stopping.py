@@ -89,15 +89,6 @@ def test_a_character_of_several_tokens_is_complete_with_the_last_one(tokenizer: 
     assert tokenizer.decode(snow[: end - 1]).endswith("é\ufffd\ufffd")
 
 
-def test_a_stop_string_in_one_piece_or_in_many_ends_the_same_text(tokenizer: Tokenizer):
-    stops = StopStrings(("</answer>",), tokenizer.decode)
-    whole = tokenizer.encode("<answer>7</answer> 8")
-    parts = [tokenizer.encode(character) for character in "<answer>7</answer> 8"]
-    for tokens in (whole, np.concatenate(parts)):
-        end = check_by_segment(stops, tokens.tolist(), segment=3)
-        assert tokenizer.decode(tokens[:end]) == "<answer>7</answer>"
-
-
 @pytest.fixture(scope="module")
 def sampled() -> list[Completion]:
     """Completions without stop strings."""

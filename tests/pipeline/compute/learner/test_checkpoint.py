@@ -51,14 +51,12 @@ def trained(version: int, devices: int = 1) -> LearnerState:
 
 def same_bits(found: LearnerState, expected: LearnerState) -> None:
     assert (found.version, found.updates) == (expected.version, expected.updates)
-    pairs = (
-        zip(*map(jax.tree_util.tree_leaves_with_path, trees), strict=True)
-        for trees in (
-            (found.adapter, expected.adapter),
-            (found.optimizer, expected.optimizer),
-        )
+    pairs = zip(
+        jax.tree_util.tree_leaves_with_path((found.adapter, found.optimizer)),
+        jax.tree_util.tree_leaves_with_path((expected.adapter, expected.optimizer)),
+        strict=True,
     )
-    for (path, one), (where, two) in (pair for part in pairs for pair in part):
+    for (path, one), (where, two) in pairs:
         assert path == where
         assert one.dtype == two.dtype
         assert one.sharding == two.sharding
@@ -74,29 +72,26 @@ def write(checkpoints: Checkpoints, state: LearnerState, meta: Meta) -> None:
 META: dict[str, Any] = {"cursor": 7, "counts": {"tokens": 123}, "names": ["a", "b"], "rate": 0.1}
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-def test_a_state_with_its_other_adapters_is_restored_bit_for_bit(tmp_path: Path, devices: int):
-    previous, reference = (trained(version, devices).adapter for version in (9, 8))
-    state = dataclasses.replace(trained(5, devices), previous=previous, reference=reference)
+@pytest.mark.parametrize(("saved_on", "restored_on"), [(1, 1), (1, 4), (8, 8)])
+def test_a_state_with_its_other_adapters_is_restored_bit_for_bit(
+    tmp_path: Path, saved_on: int, restored_on: int
+):
+    state = dataclasses.replace(
+        trained(5, saved_on),
+        previous=trained(9, saved_on).adapter,
+        reference=trained(8, saved_on).adapter,
+    )
     write(Checkpoints(tmp_path / "checkpoints", keep=2), state, META)
-    like = fresh(devices)
+    like = fresh(restored_on)
     like = dataclasses.replace(like, previous=like.adapter, reference=like.adapter)
     found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(like)
     assert found is not None
     restored, meta = found
-    same_bits(restored, state)
+    same_bits(restored, trained(5, restored_on))
     assert meta == META
-    for one, other in ((restored.previous, previous), (restored.reference, reference)):
+    for one, version in ((restored.previous, 9), (restored.reference, 8)):
         assert one is not None
-        assert lora.sha256(one) == lora.sha256(other) != lora.sha256(state.adapter)
-
-
-def test_a_missing_folder_has_no_checkpoint_and_is_not_created(tmp_path: Path):
-    folder = tmp_path / "checkpoints"
-    assert Checkpoints(folder, keep=1).restore(fresh()) is None
-    assert not folder.exists()
-    folder.mkdir()
-    assert Checkpoints(folder, keep=1).restore(fresh()) is None
+        assert lora.sha256(one) == lora.sha256(trained(version).adapter)
 
 
 def test_the_best_version_and_every_nth_are_kept_besides_the_newest(tmp_path: Path):
@@ -133,19 +128,13 @@ def test_a_checkpoint_is_of_the_state_before_a_donating_update(tmp_path: Path):
         np.testing.assert_array_equal(value, expected[name])
 
 
-def held(checkpoints: Checkpoints) -> threading.Event:
-    """Delays all writing until the event is set."""
-    go = threading.Event()
-    checkpoints._writer.submit(go.wait)
-    return go
-
-
 def test_a_checkpoint_counts_when_it_is_complete(tmp_path: Path):
     folder = tmp_path / "checkpoints"
     checkpoints = Checkpoints(folder, keep=1)
-    assert checkpoints.saved() is None
+    assert checkpoints.restore(fresh()) is None
     write(checkpoints, trained(1), META)
-    go = held(checkpoints)
+    go = threading.Event()
+    checkpoints._writer.submit(go.wait)  # delays all writing
     checkpoints.save(trained(2), META)
     checkpoints.keep_best({"x": np.zeros(3, np.float32)}, version=2)
     assert checkpoints.saved() is None
@@ -223,20 +212,3 @@ def test_a_checkpoint_that_cannot_be_read_stops_the_start_with_the_remedy(tmp_pa
     same_bits(found[0], trained(1))
     write(checkpoints, trained(2), META)
     assert {path.name for path in folder.iterdir()} == {"1", "2"}
-
-
-def test_a_lack_of_memory_that_orbax_wraps_is_raised_unwrapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
-    write(checkpoints, trained(1), META)
-
-    def wrapped(*_: Any, **__: Any) -> None:
-        # As Orbax wraps errors that occur while it reads an array.
-        raise Exception("Encountered error while reading array index") from MemoryError("no")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ocp.CheckpointManager, "restore", wrapped)
-        with pytest.raises(MemoryError, match="no"):
-            checkpoints.restore(fresh())
-    assert checkpoints.restore(fresh()) is not None

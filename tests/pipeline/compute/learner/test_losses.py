@@ -12,9 +12,7 @@ from pipeline.compute.learner.losses import (
     SAMPLED_KL,
     clipped_surrogate,
     clipped_weight,
-    importance_weight,
     kl_k3,
-    learned_max,
     rollout_mean,
     weighted_sum,
 )
@@ -57,12 +55,6 @@ SEGMENTS = jnp.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]])
 LEARNED = jnp.array([[0, 1, 1, 0, 1, 0], [0, 0, 1, 1, 1, 1]], bool)
 
 
-def test_the_mean_of_a_rollout_by_hand():
-    values = jnp.array([[9.0, 1, 3, 9, 5, 9], [9, 9, 1, 2, 3, 6]])
-    found = rollout_mean(values, segments=SEGMENTS, learned=LEARNED)
-    np.testing.assert_allclose(found, [[2, 2, 2, 5, 5, 0], [3] * 6])
-
-
 def test_the_gspo_gradient_flows_through_all_tokens_of_the_rollout():
     logprobs = jnp.array([[0.0, 0.2, 0.1, 0.0, 0.05, 0.0], [0.0, 0, 0.1, 0.2, 0, 0.1]])
     advantages = jnp.array([[2.0, 2, 2, -1, -1, 0], [3.0] * 6])
@@ -90,13 +82,6 @@ def test_the_weight_of_cispo_is_a_constant_and_drops_no_token():
     through_ratio, grad = jax.grad(total, argnums=(0, 1))(log_ratio, logprobs)
     np.testing.assert_allclose(grad, -ADVANTAGES * [1, 5, 0.5], rtol=1e-6)
     assert not np.asarray(through_ratio).any()
-
-
-def test_importance_weights_by_hand():
-    difference = jnp.log(jnp.array([[1.0, 0.5, 3.0]]))
-    np.testing.assert_allclose(importance_weight(difference, cap=2.0), [[1, 0.5, 2]], rtol=1e-6)
-    grad = jax.grad(lambda x: importance_weight(x, cap=2.0).sum())(difference)
-    assert not np.asarray(grad).any()
 
 
 def test_k3_is_never_negative_and_small_differences_are_exact():
@@ -153,10 +138,3 @@ def test_the_weighted_sum_by_hand_ignores_nan():
     values = jnp.array([[1.0, jnp.nan, 3.0], [jnp.inf, 5.0, -1e30]])
     weights = jnp.array([[0.5, 0.0, 0.25], [0.0, 2.0, 0.0]])
     assert weighted_sum(values, weights) == 0.5 + 0.75 + 10.0
-
-
-def test_the_largest_value_is_that_of_a_learned_token():
-    values = jnp.array([[9.0, 2.0, 0.5], [1.5, jnp.inf, jnp.nan]])
-    weights = jnp.array([[0.0, 0.1, 2.0], [0.3, 0.0, 0.0]])
-    assert learned_max(values, weights) == 2.0
-    assert learned_max(values, jnp.zeros_like(weights)) == 0.0

@@ -82,14 +82,6 @@ def test_variants_by_hand(settings: dict[str, Any], expected: list[float], clipp
         np.testing.assert_allclose(about[name], ratios, rtol=1e-5)
 
 
-def test_without_a_lower_bound_nothing_is_clipped_low():
-    """CISPO bounds weights whatever the advantage's sign."""
-    _, about = at_learned(batch(), loss="cispo", clip_epsilon=0.5, clip_epsilon_high=2.0)
-    np.testing.assert_array_equal(about["clip_low"], [0, 0, 1])
-    _, about = at_learned(batch(), loss="cispo", clip_epsilon_high=2.0)
-    np.testing.assert_array_equal(about["clip_low"], [0, 0, 0])
-
-
 @pytest.mark.parametrize("unknown", [None, jnp.full_like(OLD, jnp.nan)])
 def test_without_old_log_probs_the_ratio_is_one(unknown: Any):
     loss, about = at_learned(batch(old_logprobs=unknown))

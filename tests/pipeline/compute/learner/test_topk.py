@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 from pipeline.compute.learner.batches import TopKLogprobs
 from pipeline.compute.learner.topk import (
     forward_kl,
-    gathered_mass,
-    rank,
     reverse_kl,
     top_k_logprobs,
-    top_k_mass,
 )
 from pipeline.compute.model.top_k import TopK
 
@@ -41,27 +38,6 @@ def at(logprobs: jax.Array, kept: TopKLogprobs) -> jax.Array:
 def true_kl(first: jax.Array, second: jax.Array) -> np.ndarray:
     p, q = np.asarray(first, np.float64), np.asarray(second, np.float64)
     return np.sum(np.exp(p) * (p - q), axis=-1)
-
-
-def test_reverse_and_forward_kl_by_hand():
-    policy = jnp.log(jnp.array([[[0.5, 0.2, 0.2, 0.1]]]))
-    other = jnp.log(jnp.array([[[0.1, 0.4, 0.2, 0.3]]]))
-    kept = kept_of(other, 2)
-    np.testing.assert_array_equal(kept.tokens, [[[1, 3]]])
-    np.testing.assert_allclose(np.exp(kept.tail), [[0.3]], rtol=1e-6)
-    # Policy on tokens 1, 3 and the rest: 0.2, 0.1, 0.7; the other: 0.4, 0.3, 0.3.
-    reverse = 0.2 * np.log(0.2 / 0.4) + 0.1 * np.log(0.1 / 0.3) + 0.7 * np.log(0.7 / 0.3)
-    forward = 0.4 * np.log(0.4 / 0.2) + 0.3 * np.log(0.3 / 0.1) + 0.3 * np.log(0.3 / 0.7)
-    gathered = at(policy, kept)
-    np.testing.assert_allclose(reverse_kl(gathered, kept), [[reverse]], rtol=1e-5)
-    np.testing.assert_allclose(forward_kl(gathered, kept), [[forward]], rtol=1e-5)
-    np.testing.assert_allclose(gathered_mass(gathered), [[0.3]], rtol=1e-6)
-    np.testing.assert_allclose(top_k_mass(kept), [[0.7]], rtol=1e-6)
-
-
-def test_the_rank_of_a_token_by_hand():
-    kept = kept_of(jnp.log(jnp.array([[[0.1, 0.4, 0.2, 0.3]] * 4])), 2)
-    np.testing.assert_array_equal(rank(kept, jnp.array([[1, 3, 2, 0]])), [[0, 1, 2, 2]])
 
 
 def rounding(of: jax.Array, to: jax.Array, kept: TopKLogprobs) -> np.ndarray:

@@ -20,6 +20,7 @@ from pipeline.compute.learner.export import Exporter
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import open_policy
 from tests import tiny
+from tests.pipeline.compute.learner.test_export import examples
 
 PYTHON = os.environ.get("GEMMA_GRPO_TORCH_PYTHON")
 GOLDEN = Path(__file__).parents[3] / "golden"
@@ -68,11 +69,10 @@ def test_the_merged_model_and_the_adapter_compute_the_policy(
         tiny.VOCABULARY,
         like=like,
         tokenizer=pieces,
-        verify=False,
     )
     adapter = tiny.make_probe(policy)
     out = tmp_path / "export"
-    writer.export(out, adapter, version=1, examples=())
+    writer.export(out, adapter, version=1, examples=examples())
     (out / "tokenizer.model").unlink()
     assert ((out / "model.safetensors.index.json").is_file()) == (shard_bytes < 2**32)
     tokens = np.load(like / "golden.npz")["tokens"]

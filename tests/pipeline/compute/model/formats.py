@@ -8,10 +8,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from orbax import checkpoint as ocp
 from safetensors.numpy import load_file, save_file
+
+from pipeline.compute.model import save
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.policy import Policy
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.model.tensors import entry
+from tests import tiny
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -93,72 +101,23 @@ def flax_tree(tensors: Tensors, config: Mapping[str, Any], *, turned: bool) -> d
         turned: whether gate and up projections are stored as `hidden embed`, as in all models but
             Gemma 2 2B.
     """
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    embed, is_gemma4 = config["hidden_size"], config["model_type"] == "gemma4_text"
-
-    def split(stored: np.ndarray, count: int) -> np.ndarray:
-        return stored.reshape(count, -1, embed).transpose(0, 2, 1)
-
-    tree: dict[str, Any] = {
-        "transformer/embedder": {"input_embedding": tensors["model.embed_tokens.weight"]},
-        "transformer/final_norm": {"scale": tensors["model.norm.weight"]},
-    }
-    if is_gemma4:
-        tree |= _per_layer_tree(tensors, tree, layers=config["num_hidden_layers"])
-    norms = {
-        "pre_attention_norm": "input_layernorm",
-        "post_attention_norm": "post_attention_layernorm",
-        "pre_ffw_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-        "attn/_query_norm": "self_attn.q_norm",
-        "attn/_key_norm": "self_attn.k_norm",
-    }
-    for layer in range(config["num_hidden_layers"]):
-        ours, theirs = f"transformer/layer_{layer}", f"model.layers.{layer}"
-        for module, norm in norms.items():
-            if f"{theirs}.{norm}.weight" in tensors:
-                # Gemma 4 has no underscores.
-                name = module.replace("_", "", 1) if is_gemma4 and "attn/" in module else module
-                tree[f"{ours}/{name}"] = {"scale": tensors[f"{theirs}.{norm}.weight"]}
-        query, out = (tensors[f"{theirs}.self_attn.{kind}_proj.weight"] for kind in "qo")
-        head_dim = len(query) // heads
-        # Layers that share those of another layer have some, too, and do not use them.
-        unused = np.ones((kv_heads * head_dim, embed), query.dtype)
-        key, value = (
-            tensors.get(f"{theirs}.self_attn.{kind}_proj.weight", unused) for kind in "kv"
-        )
-        pair = [split(x, kv_heads) for x in (key, value)]
-        tree[f"{ours}/attn/q_einsum"] = {"w": split(query, heads)}
-        tree[f"{ours}/attn/kv_einsum"] = {"w": np.stack(pair)}
-        tree[f"{ours}/attn/attn_vec_einsum"] = {"w": out.T.reshape(heads, head_dim, embed)}
-        gates = [tensors[f"{theirs}.mlp.{kind}_proj.weight"] for kind in ("gate", "up")]
-        stacked = np.stack([gate if turned else gate.T for gate in gates])
-        tree[f"{ours}/mlp/gating_einsum"] = {"w": stacked}
-        tree[f"{ours}/mlp/linear"] = {"w": tensors[f"{theirs}.mlp.down_proj.weight"].T}
-    return tree
-
-
-def _per_layer_tree(tensors: Tensors, tree: dict[str, Any], *, layers: int) -> dict[str, Any]:
-    """What only a Gemma 4 has."""
-    embedder = "transformer/embedder"
-    table = tensors["model.embed_tokens_per_layer.weight"]
-    projection = tensors["model.per_layer_model_projection.weight"].T
-    norm = tensors["model.per_layer_projection_norm.weight"]
-    tree[embedder]["per_layer_embeddings"] = table.reshape(len(table), layers, -1)
-    found: dict[str, Any] = {
-        f"{embedder}/per_layer_model_projection": {
-            "w": projection.reshape(len(projection), layers, -1)
-        },
-        f"{embedder}/per_layer_projection_norm": {"scale": norm},
-    }
-    for layer in range(layers):
-        ours, theirs = f"transformer/layer_{layer}", f"model.layers.{layer}"
-        found[ours] = {"skip_scale": tensors[f"{theirs}.layer_scalar"]}
-        for name in ("per_layer_input_gate", "per_layer_projection"):
-            found[f"{ours}/{name}"] = {"w": tensors[f"{theirs}.{name}.weight"].T}
-        scale = tensors[f"{theirs}.post_per_layer_input_norm.weight"]
-        found[f"{ours}/post_per_layer_input_norm"] = {"scale": scale}
-    return found
+    shape = architecture(config, dtype=jnp.dtype("float32"))
+    policy = Policy(shape, lora=tiny.LORA, mesh=make_mesh(jax.devices()[:1]))
+    rows = ((name, entry(name), spec.shape) for name, spec in policy.plain_shapes.items())
+    tree = save.flax_tree(
+        (name, np.asarray(row.read([tensors[one] for one in row.tensors], size)))
+        for name, row, size in rows
+    )
+    if not turned:
+        for module, leaves in tree.items():
+            if module.endswith("gating_einsum"):
+                leaves["w"] = leaves["w"].swapaxes(1, 2)
+    if config["model_type"] != "gemma4_text":
+        return tree
+    # Kaggle's names in a Gemma 4.
+    embedder = tree["transformer/embedder"]
+    embedder["per_layer_embeddings"] = embedder.pop("per_layer_input_embedding")
+    return {module.replace("attn/_", "attn/"): leaves for module, leaves in tree.items()}
 
 
 def save_flax(tree: Any, place: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +16,6 @@ from pipeline.compute.model.attention import (
     Layout,
     PackedAttention,
     attend_causally,
-    attend_where,
-    soft_cap,
 )
 from pipeline.compute.model.sharding import make_mesh
 
@@ -55,23 +52,6 @@ def test_causal_attention_by_hand(window: int | None, softcap: float | None):
     found, kept = attend_causally(*draw(), bounds=bounds, cache="kept")
     np.testing.assert_allclose(found, by_hand(*draw(), bounds=bounds), rtol=1e-5, atol=1e-6)
     assert kept == "kept"
-
-
-def test_a_large_soft_cap_has_no_effect():
-    x = jnp.array([-100.0, -1.0, 0.0, 1.0, 100.0])
-    np.testing.assert_allclose(soft_cap(x, 1e6), x, rtol=1e-6)
-    expected = [-2.0, -2 * np.tanh(0.5), 0.0, 2 * np.tanh(0.5), 2.0]
-    np.testing.assert_allclose(soft_cap(x, 2.0), expected, rtol=1e-6)
-    assert soft_cap(x, None) is x
-
-
-def test_capped_attention_is_averaged_in_float32():
-    half = [x.astype(jnp.bfloat16) for x in draw()]
-    seen = jnp.ones((1, 1, SEQ), bool)
-    found = attend_where(*half, visible=seen, softcap=50.0)
-    assert found.dtype == jnp.bfloat16
-    exact = attend_where(*[x.astype(jnp.float32) for x in half], visible=seen, softcap=50.0)
-    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=0.02, atol=0.02)
 
 
 def separate(*rows: Sequence[int]) -> Layout:
@@ -124,58 +104,6 @@ def test_blocks_of_queries_change_nothing(window: int | None, softcap: float | N
     for block in (4, 8):
         found = value_and_gradients(PackedAttention(layout, block=block), draw(seq=seq), bounds)
         assert_same(found, expected)
-
-
-@pytest.mark.parametrize(
-    ("block", "share", "scores"),
-    [(16, False, (16, 2 * 16)), (256, False, (64, 2 * 64)), (16, True, (16, 2 * 16 + 12))],
-)
-def test_scores_exist_for_one_block_of_queries(block: int, share: bool, scores: tuple[int, int]):
-    """Against the keys that a window reaches, and a shared prompt's."""
-    seq, window = 256, 8
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(seq=seq)]
-    ints = jax.ShapeDtypeStruct((BATCH, seq), jnp.int32)
-
-    def total(rows: list[jax.Array], *arrays: jax.Array) -> jax.Array:
-        attend = PackedAttention(Layout(*rows), block=block, prompt=12 if share else 0)
-        return jnp.sum(attend(*arrays, bounds=Bounds(window, None), cache=None)[0])
-
-    rows = [ints] * (3 if share else 2)
-    program = jax.jit(jax.grad(total, argnums=(1, 2, 3))).lower(rows, *shapes).as_text()
-    found = {
-        tuple(map(int, shape.split("x")[-2:]))
-        for shape in re.findall(r"tensor<([\dx]+)xf32>", program)
-        if "x" in shape
-    }
-    assert scores in found
-    assert all(keys != seq for _, keys in found)
-
-
-def test_a_completion_attends_to_its_prompt_and_to_itself_by_hand():
-    # A prompt of three tokens, its last one in each of two completions; a sequence alone; padding.
-    layout = Layout(
-        positions=jnp.array([0, 1, 2, 3, 2, 3, 4, 0, 1, 0]),
-        segments=jnp.array([1, 1, 2, 2, 3, 3, 3, 4, 4, 0]),
-        prefixes=jnp.array([1, 1, 1, 1, 1, 1, 1, 4, 4, 0]),
-    )
-    x = True
-    everything = [
-        [x, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-        [x, x, 0, 0, 0, 0, 0, 0, 0, 0],
-        [x, x, x, 0, 0, 0, 0, 0, 0, 0],
-        [x, x, x, x, 0, 0, 0, 0, 0, 0],
-        [x, x, 0, 0, x, 0, 0, 0, 0, 0],
-        [x, x, 0, 0, x, x, 0, 0, 0, 0],
-        [x, x, 0, 0, x, x, x, 0, 0, 0],
-        [0, 0, 0, 0, 0, 0, 0, x, 0, 0],
-        [0, 0, 0, 0, 0, 0, 0, x, x, 0],
-        [0, 0, 0, 0, 0, 0, 0, 0, 0, x],
-    ]
-    np.testing.assert_array_equal(layout.sees(layout, window=None), everything)
-    # Of three positions, the second of a completion sees one of its prompt's two others.
-    everything[2][0] = everything[4][0] = x
-    everything[3][0] = everything[5][0] = everything[6][0] = everything[6][1] = 0
-    np.testing.assert_array_equal(layout.sees(layout, window=3), everything)
 
 
 def shared(

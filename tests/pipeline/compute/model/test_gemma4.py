@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
-from pipeline.compute.model.sharding import make_mesh
-from pipeline.compute.opening import make_policy
 from tests import tiny
-from tests.pipeline.compute.model import formats
 
 SEQ = 3 * tiny.WINDOW + 1
 TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (2, SEQ)).astype(np.int32)
@@ -24,19 +18,13 @@ TWO_LAYERS: dict[str, Any] = tiny.GEMMA4 | {
     "layer_types": ["sliding_attention", "full_attention"],
     "num_kv_shared_layers": 0,
 }
-slow = partial(pytest.param, marks=pytest.mark.slow)
-
 
 TABLE = "per_layer_embedder.embedding"
 
 
-@pytest.mark.parametrize(
-    "mesh",
-    [slow({}), slow({"devices": 8}), {"devices": 8, "fsdp": 2, "tp": 2}],
-    ids=["one device", "eight devices", "sharded weights"],
-)
-def test_embeddings_in_host_memory_give_the_same_logits(mesh: dict[str, Any]):
+def test_embeddings_in_host_memory_give_the_same_logits():
     tokens, model = np.tile(TOKENS, (4, 1)), TWO_LAYERS
+    mesh: dict[str, Any] = {"devices": 8, "fsdp": 2, "tp": 2}
     chips = tiny.make_policy(**mesh, **model)
     host = tiny.make_policy(**mesh, embeddings_in_host=True, **model)
     base = tiny.make_base(chips)
@@ -53,18 +41,6 @@ def test_embeddings_in_host_memory_give_the_same_logits(mesh: dict[str, Any]):
         np.testing.assert_array_equal(value, exact, err_msg=name)
     again = host.stored_base(there.items())
     assert again[TABLE] is there[TABLE]
-
-
-def test_a_folder_is_loaded_into_host_memory():
-    folder, mesh = formats.GOLDEN / "gemma4", make_mesh(jax.devices()[:2])
-    host = make_policy(folder, dtype="float32", lora=tiny.LORA, mesh=mesh, embeddings_in_host=True)
-    found = host.load_base(folder)
-    shapes, _ = host.abstract_params()
-    assert found[TABLE].sharding == shapes[TABLE].sharding
-    assert found[TABLE].shape == shapes[TABLE].shape
-    stored = load_file(folder / formats.SINGLE)["model.embed_tokens_per_layer.weight"]
-    (table,) = (value for name, value in host.parameters(found) if name == TABLE)
-    np.testing.assert_array_equal(table, stored)
 
 
 def test_a_model_without_per_layer_embeddings_cannot_have_them_in_host_memory():

@@ -7,7 +7,6 @@ under a nonzero adapter, and show that every part of the adapter has a gradient.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import jax
@@ -18,7 +17,6 @@ from flax import nnx
 
 from configs.schema import Lora
 from pipeline.compute.model import lora
-from pipeline.compute.model.policy import Params
 from tests import tiny
 
 TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (2, 14)).astype(np.int32)
@@ -31,38 +29,8 @@ def test_a_fresh_adapter_is_the_identity_bit_for_bit():
     zeros = {name: jnp.zeros_like(value) for name, value in fresh.items()}
     first, second = (tiny.hidden_states(policy, base, each, TOKENS) for each in (fresh, zeros))
     np.testing.assert_array_equal(first, second)
-
-
-OVER_ROWS_AND_POSITIONS = re.compile(r"dot_general .*contracting_dims = \[0, 1\] x \[0, 1\]")
-
-
-def test_gradients_sum_over_one_axis_on_a_cpu_and_over_two_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """Two axes are several times slower on a CPU, one is slower and larger on a TPU."""
-
-    def gradient() -> tuple[int, Params]:
-        policy = tiny.make_policy(num_hidden_layers=1)
-        base, adapter = tiny.make_base(policy), policy.probe_adapter(1)
-        positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
-
-        @jax.jit
-        def run(adapter: Params) -> Params:
-            def total(adapter: Params) -> jax.Array:
-                return jnp.sum(policy.bind(base, adapter)(jnp.asarray(TOKENS), positions)[0] ** 2)
-
-            return jax.grad(total)(adapter)
-
-        lowered = run.lower(adapter).as_text()
-        return len(OVER_ROWS_AND_POSITIONS.findall(lowered)), run(adapter)
-
-    over_two, together = gradient()
-    assert over_two == 0
-    monkeypatch.setattr(lora, "platform", lambda _: "tpu")
-    over_two, apart = gradient()
-    assert over_two > 0
-    for name, value in together.items():
-        np.testing.assert_allclose(value, apart[name], rtol=1e-3, atol=1e-3, err_msg=name)
+    same, other = (lora.sha256(policy.fresh_adapter(seed)) for seed in (3, 4))
+    assert lora.sha256(fresh) == same != other
 
 
 def test_the_delta_is_alpha_over_rank_times_a_times_b():
@@ -99,29 +67,6 @@ def test_targets_select_exactly_their_matrices(targets: Any, layers: Any, matric
         assert rank == tiny.LORA.rank, name
 
 
-@pytest.mark.parametrize("pattern", ["q_einsum", r"layers/\d+/attn/q_proj", "embedder"])
-def test_a_pattern_that_matches_no_module_is_an_error(pattern: str):
-    settings = tiny.LORA.model_copy(update={"targets": pattern})
-    with pytest.raises(ValueError, match="matches no whole module path; nearest: ") as refused:
-        tiny.make_policy(lora=settings, num_hidden_layers=2)
-    text = str(refused.value)
-    assert f"lora.targets = {pattern!r}" in text
-    assert "there are layers/0/attn/" in text
-
-
-def test_rslora_scales_by_the_root_of_the_rank():
-    settings = Lora(rank=4, alpha=6.0, scaling="rslora")
-    policy = tiny.make_policy(lora=settings, num_hidden_layers=2)
-    same = tiny.make_policy(lora=Lora(rank=4, alpha=12.0), num_hidden_layers=2)
-    base, adapter = tiny.base(layers=2), tiny.make_probe(policy)
-    first, second = (tiny.hidden_states(p, base, adapter, TOKENS) for p in (policy, same))
-    np.testing.assert_array_equal(first, second)
-    name = "layers.0.mlp.up_proj.kernel"
-    np.testing.assert_array_equal(
-        lora.delta(name, adapter, lora=settings), lora.delta(name, adapter, lora=same.lora)
-    )
-
-
 def test_binding_copies_no_base():
     policy, base = tiny.policy(), tiny.base()
     bound = policy.bind(base, tiny.probe())
@@ -130,17 +75,6 @@ def test_binding_copies_no_base():
         if name in base and name not in policy.norm_factors(base):
             found = variable[...].unsafe_buffer_pointer()
             assert found == base[name].unsafe_buffer_pointer(), name
-
-
-def test_an_adapter_of_another_shape_is_an_error():
-    policy = tiny.policy(layers=2)
-    adapter = dict(tiny.probe(layers=2))
-    name = min(adapter)
-    with pytest.raises(ValueError, match=rf"1 entries differ, the first is {name}: \(1,\), wanted"):
-        policy.place_adapter(adapter | {name: jnp.zeros(1)})
-    del adapter[name]
-    with pytest.raises(ValueError, match=rf"the first is {name}: absent, wanted \("):
-        policy.place_adapter(adapter)
 
 
 def test_the_hash_covers_names_shapes_and_values():
@@ -156,15 +90,6 @@ def test_the_hash_covers_names_shapes_and_values():
         {"a": adapter["a"][::-1], "b": adapter["b"]},
     ]
     assert len({same, *map(lora.sha256, others)}) == len(others) + 1
-
-
-def test_seeds_give_different_adapters():
-    policy = tiny.policy(layers=2)
-    first, again, second = (lora.sha256(policy.fresh_adapter(seed)) for seed in (0, 0, 1))
-    assert first == again != second
-    probe = policy.probe_adapter(0)
-    assert all(np.all(value) for value in probe.values())
-    assert lora.sha256(probe) != first
 
 
 def test_norms_of_a_change_by_hand():

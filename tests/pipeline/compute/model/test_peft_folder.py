@@ -184,18 +184,9 @@ NARROW = np.zeros((3, 39), np.float32)
     ("edit", "changes", "message"),
     [
         (truncate, {}, rf"{TENSORS} is damaged: "),
-        (lambda folder: (folder / TENSORS).unlink(), {}, rf"has no {TENSORS}"),
-        (lambda folder: (folder / CONFIG).write_text("{"), {}, rf"{CONFIG} is not JSON"),
         (edit_config(peft_type="IA3"), {}, "peft_type is 'IA3', must be 'LORA'"),
         (edit_config(use_dora=True), {}, "use_dora is True, must be False"),
-        (edit_config(r=None), {}, "r is None, must be a number above 0"),
         (edit_config(init_lora_weights="pissa"), {}, "'pissa' changed the base"),
-        (edit_config(r=4), {}, rf"rank of layers\.0\..*lora_A is \(3, .*{CONFIG} says 4"),
-        (
-            edit_tensors(lambda t: t.update({"lm_head.lora_A.weight": NARROW})),
-            {},
-            r"surplus: lm_head\.lora_A\.weight",
-        ),
         (
             edit_tensors(lambda t: t.pop(KEY)),
             {},
@@ -209,11 +200,6 @@ NARROW = np.zeros((3, 39), np.float32)
         (lambda _: None, {"rank": 4, "alpha": 8.0}, r"rank of layers\.0\..*: 3, lora\.rank is 4"),
         (
             lambda _: None,
-            {"alpha": 3.0},
-            r"with 2; lora\.alpha = 3, .*nearest valid: lora\.alpha = 6",
-        ),
-        (
-            lambda _: None,
             {"scaling": "rslora"},
             r"lora\.scaling = 'rslora' make 3\.46.*nearest valid: lora\.alpha = 3\.4641",
         ),
@@ -221,11 +207,6 @@ NARROW = np.zeros((3, 39), np.float32)
             lambda _: None,
             {"targets": "attention"},
             r"surplus: layers\.0\.mlp\.down_proj, which lora\.targets = 'attention' does not adapt",
-        ),
-        (
-            edit_tensors(lambda t: [t.pop(k) for k in list(t) if "mlp.gate_proj" in k]),
-            {},
-            r"missing: layers\.0\.mlp\.gate_proj, which lora\.targets adapts",
         ),
     ],
 )

@@ -11,15 +11,9 @@ import numpy as np
 import pytest
 from qwix._src.core import numerics
 
-from pipeline.compute.learner.learner import Learner
 from pipeline.compute.model import quantize
-from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params, Policy
-from pipeline.compute.model.sharding import make_mesh
 from tests import tiny
-from tests.pipeline.compute.learner.test_learner import UNCLIPPED, close, gradient, start
-
-TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (8, 20)).astype(np.int32)
 
 
 def quantized(kind: str, *, devices: int = 1, dtype: str = "float32") -> tuple[Policy, Params]:
@@ -67,60 +61,6 @@ def test_nf4_equals_qwix():
     np.testing.assert_array_equal(codes, numerics.fp_to_nf4(values))
     np.testing.assert_array_equal(quantize._nf4_values(codes), numerics.nf4_to_fp(codes))
     assert len(np.unique(codes)) == 16
-
-
-def test_the_gradient_equals_that_of_the_dequantized_base():
-    policy, base = quantized("nf4")
-    config, plain = tiny.make_config(learner=UNCLIPPED), dict(policy.parameters(base))
-    one = Learner(policy, base, config, tiny.VOCABULARY)
-    other = Learner(policy.plain(), plain, config, tiny.VOCABULARY)
-    (found, metrics), (expected, others) = (
-        gradient(start(learner, tiny.make_probe(policy))) for learner in (one, other)
-    )
-    close(found, expected, bound=1e-4)
-    assert metrics == pytest.approx(others, rel=1e-4)
-
-
-def test_matrices_without_an_adapter_are_quantized_too():
-    settings = tiny.LORA.model_copy(update={"targets": "attention"})
-    policy = tiny.make_policy(num_hidden_layers=1, quantization="nf4", lora=settings, separate=True)
-    kept = {name for name in policy.base_shapes if name.endswith(".array.qvalue")}
-    assert "layers.0.mlp.up_proj.kernel.array.qvalue" in kept
-    assert len(kept) == 6
-    assert not [name for name in policy.adapter_shapes if "mlp" in name]
-    assert policy.plain().adapter_shapes == policy.adapter_shapes
-    hidden = jax.eval_shape(
-        lambda base, adapter: policy.bind(base, adapter)(jnp.asarray(TOKENS), jnp.asarray(TOKENS)),
-        *policy.abstract_params(),
-    )[0]
-    assert hidden.shape == (8, 20, 24)
-
-
-GEMMA3_1B: dict[str, Any] = {
-    "num_hidden_layers": 26,
-    "vocab_size": 262_144,
-    "hidden_size": 1152,
-    "intermediate_size": 6912,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 512,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "gb"), [("none", 2.000), ("int8", 1.324), ("nf4", 0.975)])
-def test_bytes_of_gemma3_1b(kind: str, gb: float):
-    shape = architecture(tiny.hf_config(**GEMMA3_1B), dtype=jnp.dtype("bfloat16"))
-    mesh = make_mesh(jax.devices()[:1])
-    policy = Policy(shape, lora=tiny.LORA, mesh=mesh, quantization=kind)
-    size = sum(s.size * s.dtype.itemsize for s in policy.base_shapes.values())
-    assert size / 1e9 == pytest.approx(gb, abs=5e-4)
-    # Every block has 64 weights: one scale of two bytes for each.
-    scales = [s for name, s in policy.base_shapes.items() if name.endswith(".array.scale")]
-    weights = sum(s.size for name, s in policy.plain_shapes.items() if name[-2:] in {".w", "el"})
-    assert kind == "none" or sum(s.size for s in scales) * 64 == weights
 
 
 def test_the_base_is_quantized_during_loading(tmp_path: Path):

@@ -28,12 +28,6 @@ def test_the_defaults_are_those_of_gemma(tokenizer: Tokenizer):
     assert found == Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105), pieces=480)
 
 
-def test_configured_tokens_are_looked_up(tokenizer: Tokenizer):
-    chosen = rollout(stop_tokens=["\n"], forbidden_tokens=[])
-    expected = Vocabulary(pad=0, stops=(107,), forbidden=(), pieces=480)
-    assert Vocabulary.of(tokenizer, chosen) == expected
-
-
 @pytest.mark.parametrize("key", ["stop_tokens", "forbidden_tokens"])
 def test_an_unknown_token_is_an_error(tokenizer: Tokenizer, key: str):
     with pytest.raises(ValueError, match="no piece '<end_of_trun>'"):
