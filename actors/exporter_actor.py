@@ -44,9 +44,7 @@ class ExporterActor:
 
         assert self.config.lora.start is not None
         self.loaded = load_adapter(self.config.lora.start, opened.policy)
-        self.exporter = make_exporter(
-            opened, self.config, described=self.described, verify=bool(self.examples)
-        )
+        self.exporter = make_exporter(opened, self.config, described=self.described)
         return self.loaded.what
 
     def export(self, folder: str, formats: Sequence[Format]) -> ExportReport:

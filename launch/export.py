@@ -56,8 +56,8 @@ ONE_DEVICE = {
 class Prepared:
     """A validated request, checked as far as possible without devices.
 
-    `adapter` is the folder of the checkpoint, `out` that of the export. Without `examples`, whose
-    log-probs are compared, it is not verified; without a `repository` (`USER/NAME`) not pushed.
+    `adapter` is the folder of the checkpoint, `out` that of the export. Log-probs of `examples`
+    verify it; without a `repository` (`USER/NAME`) it is not pushed.
     """
 
     config: Config
@@ -80,8 +80,6 @@ def _check_push(flags: argparse.Namespace) -> str | None:
         if flags.public:
             raise ValueError("command line: --public has no effect without --push")
         return None
-    if flags.no_verify:
-        raise ValueError("command line: --push uploads verified exports; leave out --no-verify")
     return check_push(flags.push)
 
 
@@ -99,9 +97,6 @@ def _flags() -> argparse.ArgumentParser:
         choices=FORMATS,
         default=["hf", "peft"],
         help="formats to write (default: hf peft)",
-    )
-    flags.add_argument(
-        "--no-verify", action="store_true", help="skip loading back and comparing the export"
     )
     flags.add_argument(
         "--push",
@@ -148,14 +143,12 @@ def prepare(argv: Sequence[str] | None) -> Prepared:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"--out {flags.out}: exists and is not an empty folder")
     folder, tokenizer = RunFolder.of(config), open_model_files(config)
-    examples: tuple[Completion, ...] = ()
-    if not flags.no_verify:
-        examples = recorded_examples(folder, tokenizer, max_tokens=config.rollout.max_tokens)
-        if not examples:
-            raise ValueError(
-                f"{folder.rollouts} holds no texts on which export and policy could be compared; "
-                "--no-verify exports without the comparison"
-            )
+    examples = recorded_examples(folder, tokenizer, max_tokens=config.rollout.max_tokens)
+    if not examples:
+        raise ValueError(
+            f"{folder.rollouts} holds no texts on which export and policy could be compared; put "
+            "the run's rollouts back"
+        )
     formats = tuple(kind for kind in FORMATS if kind in flags.format)
     private = not flags.public
     return Prepared(config, version.adapter, out, formats, examples, repository, private)

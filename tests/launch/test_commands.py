@@ -116,7 +116,6 @@ MISTAKES = {
         (["moved", "--out", "x", "--format", "gguf"], "invalid choice: 'gguf'"),
         (["moved", "--out", "x", "--public"], "--public has no effect without --push"),
         (["moved", "--out", "x", "--push", "ann/x"], "--push ann/x: write hf://USER/NAME"),
-        (["moved", "--out=x", "--push=hf://a/x", "--no-verify"], "leave out --no-verify"),
     ],
     "plan": [
         (["small.toml", "--topology", "v5e-9"], "--topology v5e-9: unknown; known topologies"),
