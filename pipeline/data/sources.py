@@ -1,4 +1,4 @@
-"""Reads the rows of a split: from a file, from the hub, or of reasoning-gym.
+"""Reads the rows of a split, from a file or from the hub.
 
 Every malformed row is reported with its number and reason. Independent of prompts. The first read
 imports `datasets`, which is slow; importing this module is fast.
@@ -19,7 +19,6 @@ from configs.base import nearest_hint
 from configs.schema import Source
 from configs.task import ANSWER_COLUMN, FILE_SLICE
 from pipeline.data.models.model_source import ask_hub
-from pipeline.data.procedural import generate_rows
 from pipeline.data.rows import (
     Malformed,
     Row,
@@ -108,7 +107,7 @@ def read_rows(
     if parser is not None:
         raw, malformed = _parse(source, parser, where=where)
     else:
-        raw = (_generate if source.reasoning_gym else _load)(source, where=where)
+        raw = _load(source, where=where)
     if not raw and not malformed:
         raise ValueError(f"{where}: {source.title} has no rows")
     raw = [_with_nested(row, columns) for row in raw]
@@ -153,9 +152,6 @@ def locate_rows(source: Source, *, where: str) -> str:
     """
     from huggingface_hub import errors
 
-    if source.reasoning_gym:
-        _generate(source.model_copy(update={"size": 1}), where=where)
-        return f"{source.title} can be generated"
     if source.is_file:
         return f"{_existing(source, where=where)} exists"
     assert source.path is not None
@@ -209,19 +205,6 @@ def _sliced(numbers: Sequence[int], split: str) -> Sequence[int]:
         for text in found.groups(default="")
     )
     return numbers[first : end if found[2] else None]
-
-
-def _generate(source: Source, *, where: str) -> list[Row]:
-    """Generates the rows of a dataset of reasoning-gym."""
-    name, size, seed = source.reasoning_gym, source.size, source.seed
-    assert name is not None
-    assert size is not None
-    assert seed is not None
-    try:
-        rows = generate_rows(name, size=size, seed=seed, settings=source.settings)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    return [Row(number, values) for number, values in enumerate(rows, start=1)]
 
 
 def _load(source: Source, *, where: str) -> list[Row]:

@@ -24,8 +24,8 @@ budget.steps=none; .time=9x
     budget.time: '9x' is not a duration
 data.train.split=train
     data.train.split: is no slice of a file; write for example "train[:1000]" or "train[-10%:]"
-data.test=0.2; data.test.limit=5; .seed=1
-    data.test.seed: has no effect with share; remove it
+data.test=0.2; data.test.limit=5; .subset=a
+    data.test.subset: has no effect with share; remove it
 data.validation=1
     data.validation.share: must be a number, above 0 and below 1
 data.test.split=none
@@ -147,15 +147,9 @@ rewards.functions.0.name=reward
 eval.metric=correct; .extraction=boxed
     eval.extraction: has no effect with eval.metric = "correct", a reward, which finds answers
 data.train.path=none
-    data.train.path: missing; a source needs path, or reasoning_gym with size and seed
+    data.train.path: missing; a source needs path
 data.validation.path=none; .limit=8
-    data.validation.path: missing; a source needs path, share, or reasoning_gym with size and seed
-data.train.size=5
-    data.train.size: has no effect without reasoning_gym; remove it
-data.train.reasoning_gym=chain_sum; .size=5; .seed=1
-    data.train.path: does not apply with reasoning_gym; remove it
-data.train.path=none; .reasoning_gym=chain_sum; .size=5
-    data.train.seed: missing; reasoning_gym needs it, with another seed for each split
+    data.validation.path: missing; a source needs path or share
 run.fork=a; .phases=["sft", "grpo"]; sft.train=s.jsonl; .steps=1
     run.fork: goes with phases = ["grpo"] only
 wandb.mode=disabled; .entity=me
@@ -291,7 +285,6 @@ DERIVED: list[tuple[str, Mapping[str, object]]] = [
         f"{FUNCTION}=rewards.numeric:numeric_answer",
         {"metric": "correct", "has_accuracy_reward": True},
     ),
-    (f"{FUNCTION}=rewards.gym:score_answer", {"metric": "correct", "has_accuracy_reward": False}),
     (f"{FUNCTION}=mine.py:correct", {"metric": "exact_answer", "has_accuracy_reward": False}),
     (f"{BOXED}; eval.extraction=tags", {"metric": "exact_answer", "extraction": "tags"}),
     # Evaluations find answers as rewards do.
