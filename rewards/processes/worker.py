@@ -56,11 +56,6 @@ class Settings:
     memory_bytes: int
 
 
-def message(content: object) -> bytes:
-    """A message from the host."""
-    return pickle.dumps(content)
-
-
 def run(descriptor: int) -> None:
     """Runs the process until its host is gone; does not return."""
     with contextlib.suppress(BrokenPipeError, EOFError):  # the host is gone
