@@ -7,6 +7,7 @@ text or in the data are literal.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 
 from configs.schema import Prompt
 from pipeline.data.models.hf_folder import read_object, read_text
-from pipeline.data.text.jinja_sandbox import describe, render_template, try_template
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ BOS = "<bos>"
 """Piece at the beginning of every prompt."""
 _SIMILAR = 0.7
 """Ratio of matching characters above which a column is suggested for another name."""
+_MOST_REASON = 200
 _SPECIAL = {"bos_token": BOS, "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
 Turn = tuple[str, str]
@@ -72,39 +73,41 @@ class ChatTemplate:
     def render(self, turns: Sequence[Turn], *, thinking: bool = False) -> str:
         """Renders the turns and the beginning of the model's next turn, without <bos>.
 
+        In transformers' sandbox, without the current time: a row gives the same prompt every day.
         With `thinking` the template's variable `enable_thinking` is true, else it is not defined.
-
-        The first call in a process renders the template in a child process, which refuses templates
-        that need too much time or memory.
 
         Raises:
             ValueError: naming the file, if the template cannot be rendered, omits the text of the
                 user, or writes <bos> elsewhere than at the beginning.
         """
+        # Late: the import takes seconds. Without torch it would print a warning.
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        from jinja2 import Undefined
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         messages = [{"role": who, "content": text} for who, text in turns]
-        variables: dict[str, Any] = {"messages": messages, **_SPECIAL}
-        if thinking:
-            variables["enable_thinking"] = True
+        variables: dict[str, Any] = _SPECIAL | ({"enable_thinking": True} if thinking else {})
         try:
-            if self.text not in _TRIED:
-                try_template(self.text, variables)
-                _TRIED.add(self.text)
-            text = render_template(self.text, variables).removeprefix(BOS)
+            (text,), _ = render_jinja_template(
+                [messages],
+                chat_template=self.text,
+                add_generation_prompt=True,
+                strftime_now=Undefined(name="strftime_now"),
+                **variables,
+            )
+            text = text.removeprefix(BOS)
             if BOS in text:
                 raise ValueError(f"it writes {BOS} elsewhere than once at the beginning")
             omitted = [said for who, said in turns if who == "user" and said.strip() not in text]
             if omitted:
                 raise ValueError(f"it omits the text of the user, {show(omitted[0])}")
         except Exception as error:  # noqa: BLE001  # templates may raise anything
+            reason = " ".join(str(error).split())[:_MOST_REASON] or type(error).__name__
             raise ValueError(
-                f"{self.path}: the chat template fails: {describe(error)}; "
+                f"{self.path}: the chat template fails: {reason}; "
                 'prompt.turn = "gemma" uses Gemma\'s turns instead'
             ) from None
-        return text
-
-
-_TRIED: set[str] = set()
-"""Templates that were rendered in a child process."""
+        return str(text)
 
 
 def template_columns(template: str) -> tuple[str, ...]:

@@ -142,15 +142,13 @@ def test_only_auto_uses_the_models_template():
         ("{{ raise_exception('no users here') }}", "no users here"),
         ("{{ strftime_now('%d') }}", "'strftime_now' is undefined"),
         ("{% if %}", "Expected an expression"),
-        ("{{ 1 / 0 }}", "division by zero"),
-        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "maximum recursion depth exceeded"),
         ("{{ messages[0].role }}", "it omits the text of the user, 'q'"),
         (read_case("tmpl_parts.jinja"), "it omits the text of the user, 'q'"),
         (read_case("tmpl_space_bos.jinja"), "it writes <bos> elsewhere than once at the beginning"),
     ],
 )
-def test_an_unusable_template_is_refused(monkeypatch: pytest.MonkeyPatch, template: str, what: str):
-    monkeypatch.setattr("pipeline.data.text.chat._TRIED", {template})  # without a child process
+def test_an_unusable_template_is_refused(template: str, what: str):
     with pytest.raises(ValueError, match=rf"^folder/file: the chat template fails: .*{what}"):
         render(Prompt(), {"question": "q"}, template=template)
     assert render(Prompt(turn="gemma"), {"question": "q"}, template=template)
@@ -236,18 +234,3 @@ def test_placeholders_are_looked_up_and_never_evaluated(template: str):
         render(Prompt(template=template), {"question": "q"})
     column = template.strip("{}")
     assert render(Prompt(template=template, turn="plain"), {column: "as it is"}) == "as it is"
-
-
-@pytest.mark.parametrize(
-    ("template", "reason"),
-    [
-        ("{{ 9 ** (9 ** 9) }}", "it takes more than 2 s of CPU time"),
-        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", ".*recursion"),
-        ("{{ " + "(" * 5000 + ")" * 5000 + " }}", ".*recursion"),
-        ("{{ 'x' * 10 ** 10 }}", ".*memory"),
-        ("{{ 'x' * 10 ** 7 }}", "it writes 10,000,000 characters"),
-    ],
-)
-def test_a_template_that_does_not_end_or_needs_much_memory_is_refused(template: str, reason: str):
-    with pytest.raises(ValueError, match=f"fails: {reason}"):
-        render(Prompt(), {"question": "q"}, template=template)
