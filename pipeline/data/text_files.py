@@ -5,7 +5,6 @@ Malformed rows are reported with their numbers. Independent of columns and their
 
 from __future__ import annotations
 
-import codecs
 import csv
 import gzip
 import io
@@ -35,11 +34,10 @@ def parse_jsonl(path: Path, limit: int | None) -> Parsed:
         limit: maximum number of rows to read, including malformed ones; None: all.
 
     Raises:
-        ValueError: if the file is UTF-16, is damaged gzip, or is a JSON list of lines.
+        ValueError: if the file is damaged gzip.
     """
     rows, malformed = list[Row](), list[Malformed]()
-    content = _read_bytes(path)
-    for number, line in enumerate(content.split(b"\n"), start=1):
+    for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):
         if not line.strip():
             continue
         if len(rows) + len(malformed) == limit:
@@ -52,8 +50,6 @@ def parse_jsonl(path: Path, limit: int | None) -> Parsed:
             malformed.append(Malformed(number, f"not JSON: {error}"))
         else:
             _add(value, number, rows, malformed)
-    if malformed and not rows and content.lstrip(codecs.BOM_UTF8 + b" \r\n").startswith(b"["):
-        raise ValueError("a JSON list, not one object per line; call the file .json")
     return rows, malformed
 
 
@@ -63,15 +59,10 @@ def parse_json(path: Path, limit: int | None) -> Parsed:
     Raises:
         ValueError: also if the file is not a JSON list.
     """
-    content = _read_bytes(path)
     try:
-        values = json.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 (byte {error.start})") from None
-    except (ValueError, RecursionError) as error:
-        is_lines = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
-        hint = "; a file with one object per line is called .jsonl" if is_lines else ""
-        raise ValueError(f"not JSON: {error}{hint}") from None
+        values = json.loads(_read_bytes(path).decode("utf-8-sig"))
+    except RecursionError as error:
+        raise ValueError(f"not JSON: {error}") from None
     if not isinstance(values, list):
         raise ValueError(f"{kind_of(values)}, not a list of objects")
     rows, malformed = list[Row](), list[Malformed]()
@@ -87,8 +78,8 @@ def parse_csv(path: Path, limit: int | None, *, separator: str = ",") -> Parsed:
     skipped, as is a first column without a name, in which pandas writes its index.
 
     Raises:
-        ValueError: also if the file has another separator, two columns share a name, another column
-            has none, or a quote is never closed: what follows it would be one value.
+        ValueError: also if the file has another separator, two columns share a name, or another
+            column has none.
     """
     csv.field_size_limit(_LONGEST_FIELD)
     # Bytes that are not UTF-8 become surrogates, so that their rows are found.
@@ -103,9 +94,6 @@ def parse_csv(path: Path, limit: int | None, *, separator: str = ",") -> Parsed:
         except StopIteration:
             break
         except csv.Error as error:
-            if "unexpected end" in str(error):
-                what = f"a quote in the row of line {number} is never closed"
-                raise ValueError(f'{what}; close it, or write "" for a quote in a value') from None
             malformed.append(Malformed(number, f"not CSV: {error}"))
             continue
         if not any(map(str.strip, values)):
@@ -113,8 +101,7 @@ def parse_csv(path: Path, limit: int | None, *, separator: str = ",") -> Parsed:
         if names is None:
             names = _column_names(values, separator)
         elif len(values) != len(names):
-            count = "1 value" if len(values) == 1 else f"{len(values)} values"
-            what = f"has {count} for {len(names)} columns"
+            what = f"has {len(values)} values for {len(names)} columns"
             malformed.append(Malformed(number, what))
         elif not all(map(is_unicode, values)):
             malformed.append(Malformed(number, "not UTF-8"))
@@ -143,17 +130,14 @@ def _read_bytes(path: Path) -> bytes:
     """The file's bytes, decompressed if they are gzip.
 
     Raises:
-        ValueError: if it is UTF-16, or is damaged gzip.
+        ValueError: if they are damaged gzip.
     """
     content = path.read_bytes()
     if content.startswith(_GZIP_MAGIC):
         try:
-            content = gzip.decompress(content)
+            return gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"not gzip: {error}") from None
-    # In UTF-16 one of the two bytes of the first character is zero, unless a mark precedes it.
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:2]:
-        raise ValueError("UTF-16, not UTF-8; convert it, e.g. with iconv -f UTF-16 -t UTF-8")
     return content
 
 
