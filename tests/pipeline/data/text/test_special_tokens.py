@@ -94,7 +94,7 @@ def test_mismatched_tokenizers_and_models_are_refused(
     assert len(found) == len(lines)
     for line, expected in zip(found, lines, strict=True):
         assert line.startswith(expected.format(tokenizer.path))
-    assert hint.endswith("set model.tokenizer")
+    assert "set model.tokenizer" in hint
 
 
 def test_an_added_piece_needs_a_row_only_where_it_occurs(tmp_path: Path):
@@ -123,7 +123,7 @@ def test_an_unknown_end_of_turn_may_become_a_stop_token(tmp_path: Path):
     whole.add_special_tokens(["<|im_end|>"])
     whole.save(str(folder / "tokenizer.json"))
     tokenizer, ends = read_tokenizer(folder), {"vocab_size": PIECES + 64, "eos_token_id": PIECES}
-    with pytest.raises(ValueError, match=r"^config.*'<\|im_end\|>' in .* rollout\.stop_tokens$"):
+    with pytest.raises(ValueError, match=r"^config.*'<\|im_end\|>' in [^:]*\n.*\.stop_tokens$"):
         check(folder, tokenizer, config=ends)
     check(folder, tokenizer, config=ends, stop_tokens=("<|im_end|>",))
 
