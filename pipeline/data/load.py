@@ -68,8 +68,7 @@ def load_data(config: Config, tokenizer: Tokenizer) -> LoadedData:
 def check_rows(config: Config) -> None:
     """Checks the rows of all sources as far as possible without a tokenizer.
 
-    Args:
-        config: names the sources; checks that need settings which it lacks are left out.
+    What needs settings that `config` lacks is left out.
 
     Raises:
         ValueError: if a source cannot be read, lacks a column or has malformed rows.
@@ -120,10 +119,9 @@ def locate_data(config: Config) -> list[str]:
 
 
 def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
-    """All training sources and splits by their names in `LoadedData.splits`, with overlaps.
+    """All sources and splits by their names in `LoadedData.splits`, with overlaps.
 
-    Raises:
-        ValueError: as `load_data`.
+    Raises as `load_data`.
     """
     return _load(_prompt_sources(config), config, maker)
 
@@ -131,8 +129,7 @@ def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
 def load_tests(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
     """The test split and the evaluation sets, by their names in `LoadedData.splits`.
 
-    Raises:
-        ValueError: as `load_data`.
+    Raises as `load_data`.
     """
     tests = _test(config) | _sets(config)
     needed = ({MIXTURE_TRAIN: config.data.train} if config.data.test.share else {}) | tests
@@ -161,8 +158,7 @@ def make_disjoint(
 ) -> LoadedData:
     """Excludes the overlaps of the result of `load_splits`, and loads the demonstrations.
 
-    Raises:
-        ValueError: as `load_data`.
+    Raises as `load_data`.
     """
     sets = {
         name.removeprefix(EVAL_SET_PREFIX): split

@@ -95,8 +95,7 @@ def read_rows(
         make: what a row becomes.
 
     Returns:
-        The results of `make` in the source's order, the malformed rows by number, and the overlong
-        ones.
+        The results of `make` in the source's order, the malformed and the overlong rows.
 
     Raises:
         ValueError: if the source cannot be read, has no rows, or lacks a required column; or if

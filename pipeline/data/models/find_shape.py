@@ -134,8 +134,8 @@ def shape_of(config: Config) -> ModelShape:
 
     Raises:
         FileNotFoundError: if the folder is missing or has no `config.json`.
-        ValueError: if the model is not supported, is a handle that is neither in the cache nor in
-            `PUBLISHED`, or has no embeddings for `plan.per_layer_embeddings`.
+        ValueError: if the model is unknown or not supported, or has no embeddings for
+            `plan.per_layer_embeddings`.
     """
     shape = _shape_at(config.model.path)
     shape.check_embeddings(config.plan.per_layer_embeddings)
@@ -167,9 +167,6 @@ def unused_bytes(config: Config) -> int:
 
     They are downloaded, and exported unless the weights are a flax checkpoint. Read from the
     weights in the model's folder or in the hub's cache, else from a table; 0: none, or unknown.
-
-    Raises:
-        ValueError: if the weights are damaged, or the configuration is not supported.
     """
     path = config.model.path
     folder = _cached(path) if "://" in path else Path(path)

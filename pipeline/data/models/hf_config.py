@@ -265,7 +265,7 @@ def _wrong_keys(text: Mapping[str, Any]) -> list[str]:
 
 
 def _layer_types(text: Mapping[str, Any]) -> Any:
-    """The configured layer types; by default 5 local layers per global one, in Gemma 2 one."""
+    """The layer types; by default 5 local layers per global one, in Gemma 2 one."""
     if "layer_types" in text:
         return text["layer_types"]
     pattern = text.get("sliding_window_pattern", 6) if text["model_type"] != GEMMA2 else 2
@@ -364,13 +364,9 @@ def _theta(text: Mapping[str, Any], key: str) -> Rope:
 def _rope(
     sources: Mapping[str, Rope], kinds: Collection[str], theta: float, wrong: list[str]
 ) -> Rope:
-    """Merges the RoPE settings of several places, and adds their problems to `wrong`.
+    """Merges the RoPE settings of several places by name, and adds their problems to `wrong`.
 
-    Args:
-        sources: settings by the name of their place.
-        kinds: supported values of `rope_type`, the default one first.
-        theta: default of `rope_theta`.
-        wrong: the problems.
+    The first of `kinds` is the default of `rope_type`, and `theta` that of `rope_theta`.
     """
     rope: Rope = {}
     places: dict[str, str] = {}

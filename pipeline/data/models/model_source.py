@@ -66,21 +66,12 @@ def locate_model(model: Model) -> Path | None:
     """As `find_model`, but downloads nothing: None if a run will download the model.
 
     The Hugging Face hub is asked whether it allows that; for Kaggle only a login is required.
-
-    Raises:
-        FileNotFoundError: as `find_model`.
-        ValueError: as `find_model`.
     """
     return _find(model.path, setting="model.path", files=MODEL_FILES, download=False)
 
 
 def find_tokenizer(path: str) -> Path:
-    """The file or folder of a tokenizer; from the Hugging Face hub only tokenizer files are loaded.
-
-    Raises:
-        FileNotFoundError: as `find_model`.
-        ValueError: as `find_model`.
-    """
+    """As `find_model`, the file or folder of a tokenizer; a hub's other files are not loaded."""
     found = _find(path, setting="model.tokenizer", files=TOKENIZER_FILES)
     assert found is not None
     return found
@@ -156,12 +147,7 @@ def _from_hugging_face(
 
 
 def _cached_or_allowed(name: str, revision: str | None, *, files: Sequence[str]) -> Path | None:
-    """The cached folder with weights; None if there is none, and the hub allows a download.
-
-    Raises:
-        LocalEntryNotFoundError: if the hub cannot be reached.
-        HfHubHTTPError: if it refuses.
-    """
+    """The cached folder with weights; None if there is none, and the hub allows a download."""
     import huggingface_hub
     from huggingface_hub import errors
 
