@@ -5,7 +5,6 @@ The comparison is strict: no arithmetic and no units; `33 apples` does not equal
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from fractions import Fraction
@@ -50,14 +49,8 @@ def find_answer(
     Raises:
         ValueError: if there is no such extraction.
     """
-    extraction, known = extraction or tags.answer, get_args(AnswerPlace)
-    if extraction not in known:
-        nearest = difflib.get_close_matches(str(extraction), known, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"extraction = {extraction!r} is not one of {', '.join(known)}; nearest: {nearest!r}"
-        )
     text = _before_stop(completion.removeprefix(tags.prefix), tags.stops)
-    match extraction:
+    match extraction or tags.answer:
         case "tags":
             return extract_answer(completion, tags)
         case "completion":
@@ -72,6 +65,7 @@ def find_answer(
             return stated_answer(completion)
         case "last_number":
             return last_number(completion)
+    raise ValueError(f"extraction = {extraction!r} is none of {', '.join(get_args(AnswerPlace))}")
 
 
 def extract_answer(completion: str, tags: Tags) -> str | None:

@@ -7,7 +7,6 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,13 +19,10 @@ from rewards.base import Cause, Outcome, RewardError, describe_error, to_outcome
     ("value", "number"),
     [
         (1, 1.0),
-        (True, 1.0),
         (-0.5, -0.5),
         (np.float32(0.5), 0.5),
         (np.int64(3), 3.0),
-        (np.bool_(True), 1.0),
         (np.array(0.5), 0.5),
-        (jnp.array(0.5), 0.5),
         (Decimal("0.25"), 0.25),
         (Fraction(1, 4), 0.25),
     ],
@@ -56,20 +52,13 @@ class _NoFloat(float):
     ("value", "cause", "message"),
     [
         (math.nan, "not_finite", "returned nan"),
-        (-math.inf, "not_finite", "returned -inf"),
-        (np.float32("nan"), "not_finite", "returned nan"),
         ("1.0", "invalid", "returned a str, not a number"),
-        ([1.0], "invalid", "returned a list, not a number"),
         (Decimal("nan"), "not_finite", "returned nan"),
-        (np.array("1"), "invalid", "returned a str, not a number"),
         (np.array([1.0]), "invalid", "returned a ndarray, not a number"),
-        (1j, "invalid", "returned a complex, not a number"),
         (10**400, "invalid", "returned a number that cannot be converted to float"),
         (_NoFloat(1.0), "invalid", "returned a number that cannot be converted to float: Syst"),
         ({}, "invalid", "returned an empty mapping, not named numbers"),
-        ({1: 1.0}, "invalid", "returned the name 1, not printable text"),
         ({"a": math.inf}, "not_finite", "returned inf as 'a'"),
-        ({"a": "x"}, "invalid", "returned a str, not a number as 'a'"),
         ({str(n): 1 for n in range(33)}, "invalid", "returned 33 names, more than 32"),
     ],
 )
@@ -89,7 +78,6 @@ class _Silent(Exception):  # noqa: N818
     ("error", "text"),
     [
         (SystemExit("bye\n now"), "SystemExit: bye now"),
-        (KeyboardInterrupt(), "KeyboardInterrupt"),
         (_Silent(), "_Silent, whose text cannot be shown"),
         (ValueError("a \udc80 b"), r"ValueError: a \udc80 b"),
         (ValueError("\0 \x1b[31m \u202e"), r"ValueError: \x00 \x1b[31m \u202e"),

@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 
 from configs.schema import Prompt
 from rewards import choice, format, length, numeric, repetition  # noqa: A004
-from rewards.answers import find_answer
 from rewards.base import RewardInput, Tags
 from rewards.forms import recognise
 from rewards.json_schema import JsonSchema
@@ -149,11 +148,6 @@ def test_any_text_has_a_finite_score_in_the_range(name: str, text: str) -> None:
     assert least <= total <= greatest
 
 
-def test_an_unknown_extraction_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match="nearest: 'boxed'"):
-        find_answer("1", tags=TAGS, extraction="box")  # type: ignore[arg-type]
-
-
 @given(st.integers(-(10**15), 10**15), st.floats(allow_nan=False, allow_infinity=False))
 def test_notations_do_not_change_a_number(number: int, real: float) -> None:
     texts = (f"{number:,}", f"{number}.00", f"{number:_}", f"{number} apples")
@@ -161,12 +155,6 @@ def test_notations_do_not_change_a_number(number: int, real: float) -> None:
     found = parse_quantity(repr(real))
     assert found is not None
     assert found.value == Fraction(repr(real))
-
-
-def test_tags_are_not_regular_expressions() -> None:
-    tags = Tags("(?:", ")", "[", "]")
-    assert format.is_well_formed("(?: a ) [ b ]", stop_reason="eos", tags=tags)
-    assert not format.is_well_formed("(?: a . [ b ]", stop_reason="eos", tags=tags)
 
 
 def test_mathematics_is_compared_in_any_thread_or_names_what_is_missing(

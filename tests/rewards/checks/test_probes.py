@@ -41,13 +41,10 @@ def block(text: str) -> str:
     ("answer", "near"),
     [
         ("72", {"answer + 1": "73", "answer - 1": "71", "digits swapped": "27"}),
-        ("7", {"answer + 1": "8", "answer - 1": "6"}),
         ("0", {"answer + 1": "1"}),
         ("1,099", {"answer + 1": "1,100", "answer - 1": "1,098", "digits swapped": "1,909"}),
         ("$12.50", {"answer + 1": "$12.51", "answer - 1": "$12.49"}),
         ("33 apples", {"answer + 1": "34 apples", "answer - 1": "32 apples"}),
-        ("true", {}),
-        ("", {}),
     ],
 )
 def test_near_misses(answer: str, near: dict[str, str]):
@@ -60,18 +57,6 @@ def test_no_wrong_answer_equals_the_reference():
     found = texts("1/2", "0.5", ".50", "B", "4")
     assert block(found["another row's answer"]) in {"B", "4"}
     assert not same_answer(block(found["wrong, right, wrong"]), "1/2")
-
-
-def test_forms_of_the_reference():
-    found = texts("B", "A")
-    assert found["reference"].startswith("<r>I read")
-    assert found["reference"].endswith("</r><a>B</a>")
-    assert found["cut in the answer"].endswith("<a>B")
-    assert found["answer alone"] == "B"
-    listed = found["list of answers"].split()
-    assert listed == list("ACDEFBGHIJ")
-    assert found["empty tags"] == "<r></r><a></a>"
-    assert found["copy of the prompt"] == "question 0"
 
 
 def test_completions_begin_with_the_prefix_and_follow_the_worked_solution():
@@ -127,9 +112,6 @@ def test_a_function_that_hangs_is_given_up():
         ("completion", None),
         ("first_line", "wrong, then right"),
         ("last_line", "right, then wrong"),
-        ("boxed", "right, then wrong"),
-        ("stated", "right, then wrong"),
-        ("last_number", "right, then wrong"),
     ],
 )
 def test_the_form_says_which_of_two_answers_is_wrong(place: AnswerPlace, wrong: str | None):
@@ -145,8 +127,6 @@ def test_the_form_says_which_of_two_answers_is_wrong(place: AnswerPlace, wrong: 
     ("place", "prompt", "tried"),
     [
         ("last_number", "say 7", False),
-        ("last_number", "say 7 or 8", True),
-        ("last_line", "say\n7", False),
         ("tags", "say 7", True),
     ],
 )
