@@ -158,10 +158,3 @@ def test_no_window_of_a_mixture_exceeds_the_bound_of_a_source(
     places = (golden * np.arange(start, start + window)) % 1
     for origin in (0.0, 0.3, places[0], places[-1]):
         assert np.count_nonzero((places - origin) % 1 < share - 1e-6) <= most
-
-
-def test_a_source_of_which_a_step_could_take_a_prompt_twice_is_refused():
-    with pytest.raises(
-        ValueError, match=r"= 30 takes up to 11 prompts of source 'more' .* needs 20 prompts"
-    ):
-        _mixture(start=0, count=1, window=30)

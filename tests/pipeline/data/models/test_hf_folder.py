@@ -27,8 +27,6 @@ from pipeline.data.models.hf_folder import (
     [
         (None, " has no config.json"),
         (b"{", "/config.json is not JSON"),
-        (b"\xff", "/config.json is not UTF-8"),
-        (b"[]", "/config.json is not a JSON"),
         (b'{"model_type": "gemma"}', ": config.json: model_type is"),
     ],
 )
@@ -53,16 +51,6 @@ def test_all_files_of_the_index_are_needed(tmp_path: Path):
     # A single file makes an index stale, as in transformers.
     save_file({"d": np.ones(1)}, tmp_path / SINGLE)
     assert set(stored_tensors(tmp_path)) == {"d"}
-
-
-@pytest.mark.parametrize(
-    "content", ["{", "{}", "[]", {"weight_map": []}, {"weight_map": {"a": {}}}]
-)
-def test_a_damaged_index_is_refused(tmp_path: Path, content: Any):
-    text = content if isinstance(content, str) else json.dumps(content)
-    (tmp_path / INDEX).write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"model\.path: {tmp_path}/{INDEX} (is damaged|is not )"):
-        stored_tensors(tmp_path)
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:

@@ -13,8 +13,6 @@ from pipeline.data.text.chat import (
     GEMMA4,
     ChatTemplate,
     read_chat_template,
-    sole_column,
-    template_columns,
 )
 from pipeline.data.text.chat import render as render_with
 
@@ -118,14 +116,6 @@ def test_messages_replace_the_question(template: str | None):
     assert found == turns.replace("user\n", "user\nBe brief.\n\n", 1)
 
 
-@pytest.mark.parametrize(
-    ("template", "column"),
-    [("{a}", "a"), ("\n{a}\n", "a"), ("{a}?", None), ("{a}{b}", None), ("{{}}{a}", None)],
-)
-def test_the_sole_column_of_a_template(template: str, column: str | None):
-    assert sole_column(template) == column
-
-
 def test_only_auto_uses_the_models_template():
     template = "{{ bos_token }}[{{ messages[0].role }}: {{ messages[0].content }}]{{ eos_token }}"
     assert render(Prompt(), {"question": "q"}, template=template) == "[user: q]<eos>"
@@ -139,11 +129,9 @@ def test_only_auto_uses_the_models_template():
 @pytest.mark.parametrize(
     ("template", "what"),
     [
-        ("{{ raise_exception('no users here') }}", "no users here"),
         ("{{ strftime_now('%d') }}", "'strftime_now' is undefined"),
         ("{% if %}", "Expected an expression"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "maximum recursion depth exceeded"),
-        ("{{ messages[0].role }}", "it omits the text of the user, 'q'"),
         (read_case("tmpl_parts.jinja"), "it omits the text of the user, 'q'"),
         (read_case("tmpl_space_bos.jinja"), "it writes <bos> elsewhere than once at the beginning"),
     ],
@@ -158,11 +146,6 @@ def test_the_marks_of_trained_turns_change_no_text():
     prompt = Prompt(system="s", shots=SHOTS)
     template = read_case("tmpl_generation.jinja")
     assert render(prompt, {"question": "q"}, template=template) == render(prompt, {"question": "q"})
-
-
-def test_json_in_a_template_has_its_own_characters():
-    template = "{{ {'a': messages[0].content} | tojson }}"
-    assert render(Prompt(), {"question": "q<é>"}, template=template) == '{"a": "q<é>"}'
 
 
 def text_of(folder: Path) -> str:
@@ -190,16 +173,7 @@ def test_the_template_is_found_where_hugging_face_puts_it(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
-        ("tokenizer_config.json", b"{", "is not JSON"),
-        ("tokenizer_config.json", b"[]", "is not a JSON object"),
         ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template is 5, not text"),
-        ("tokenizer_config.json", b'{"chat_template": {"a": "b"}}', "chat_template is {'a'"),
-        (
-            "chat_template.json",
-            b'{"chat_template": [{"name": "default", "template": [1]}]}',
-            r"chat_template is \[1\], not",
-        ),
-        ("chat_template.json", b"[" * 100_000, "is not JSON: maximum recursion depth exceeded"),
         ("chat_template.jinja", b"\xff", "is not UTF-8"),
     ],
 )
@@ -207,10 +181,6 @@ def test_a_damaged_template_file_is_refused(tmp_path: Path, name: str, content: 
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=rf"{tmp_path / name}:? .*{what}"):
         read_chat_template(tmp_path)
-
-
-def test_columns_are_listed_once_in_order():
-    assert template_columns("{b} {a} {{c}} {b} {two words}") == ("b", "a", "two words")
 
 
 @pytest.mark.parametrize(
