@@ -36,7 +36,7 @@ def find_answer(
 
     Args:
         completion: the text.
-        tags: the form of a completion.
+        tags: its form.
         extraction: where the answer is; None: as `prompt.answer` says.
             tags: the last answer block, see `extract_answer`;
             completion: all of the text but `prompt.answer_prefix` and a stop string at its end,
@@ -71,8 +71,7 @@ def find_answer(
 def extract_answer(completion: str, tags: Tags) -> str | None:
     """The text of the last complete answer block, stripped; None if there is none.
 
-    A complete block is an opening tag, text without answer tags, and a closing tag. An answer tag
-    that is never closed is ignored.
+    A complete block is an opening tag, text without answer tags, and a closing tag.
     """
     opens, closes = re.escape(tags.answer_open), re.escape(tags.answer_close)
     blocks = re.findall(f"{opens}((?:(?!{opens}|{closes}).)*){closes}", completion, re.DOTALL)

@@ -139,11 +139,7 @@ class Form:
             yield (index, *_guarded(lambda one=one: self._call_batch([one])[0]))  # type: ignore[misc]
 
     async def score_one(self, one: RewardInput, *, timeout_s: float) -> tuple[Outcome, str]:
-        """Scores one input with an async function; see `score`.
-
-        Raises:
-            TimeoutError: at the time limit.
-        """
+        """Scores one input with an async function; raises TimeoutError at the time limit."""
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 return to_outcome(self._result(await self._call_one(one))), ""
@@ -162,11 +158,7 @@ class Form:
         return self.call(**given) if self.key else self.call(one.completion, **given)
 
     def _call_batch(self, inputs: Sequence[RewardInput]) -> Sequence[object]:
-        """The values of a batch, one for each completion.
-
-        Raises:
-            _WrongResult: if it returned something else.
-        """
+        """The values of a batch, one for each completion."""
         if self.offered is None:
             copies = [
                 replace(one, row=_copied(one.row), messages=copy.deepcopy(one.messages))
@@ -256,11 +248,7 @@ def recognise(function: object, args: Mapping[str, object]) -> Form:
 def _callable(
     function: object, args: Mapping[str, object]
 ) -> tuple[Callable[..., Any], Mapping[str, object]]:
-    """What is called, and the arguments that it still needs: a class is constructed with all.
-
-    Raises:
-        ValueError: if it cannot be called, or constructed.
-    """
+    """What is called, and the arguments that it still needs: a class is constructed with all."""
     if isinstance(function, type):
         _check_values(function.__init__, args)  # type: ignore[misc]
         call = _construct(function, args)
@@ -277,11 +265,7 @@ def _callable(
 def _kind(
     call: Callable[..., Any], parameters: Mapping[str, Parameter]
 ) -> tuple[Form, Collection[str]]:
-    """The form without columns, and the parameters that take completions.
-
-    Raises:
-        ValueError: if it has none of the forms.
-    """
+    """The form without columns, and the parameters that take completions."""
     is_async = any(map(inspect.iscoroutinefunction, (call, type(call).__call__)))
     positional = [
         name
@@ -364,11 +348,7 @@ def _forms(*kinds: Kind) -> str:
 
 
 def _values(returned: Any, count: int) -> Sequence[object]:
-    """The values of a list, tuple or array, one for each completion.
-
-    Raises:
-        _WrongResult: if it is something else.
-    """
+    """The values of a list, tuple or array, one for each completion."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, list | tuple):
         raise _WrongResult(

@@ -28,11 +28,6 @@ def ngram_repetition(
         smaller n finds it.
         empty and very short completions: score 0, the best; combine this part with one for the
         content.
-
-    Args:
-        completion: the completion.
-        n: length of the n-grams.
-        unit: whether the n-grams are of words or of characters.
     """
     text = completion.casefold()
     words: Sequence[str] = text.split() if unit == "words" else text
@@ -49,7 +44,6 @@ def line_repetition(completion: str) -> float:
     -0.3333333333333333
 
     Known hacks:
-        a counter in each line ("Step 1: add.", "Step 2: add."): is repetition, numbers are ignored.
         repetition within one line: scores 0; combine this part with `ngram_repetition`.
         lines of numbers only, such as a column of a computation: count as repetition.
     """

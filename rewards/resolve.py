@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
-import pkgutil
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -103,13 +102,8 @@ def _import(module_name: str) -> ModuleType:
             raise ValueError(f"{module_name} needs {missing!r}: {error}") from error
     except BaseException as error:
         raise ValueError(f"importing {module_name} raises {describe_error(error)}") from error
-    parent, _, last = missing.rpartition(".")
-    paths = getattr(import_module(parent), "__path__", ()) if parent else None
-    known = [module.name for module in pkgutil.iter_modules(paths)]
-    where = parent or "Python's path"
     raise ValueError(
-        f"no module {missing!r}{_nearest(last, known, where)}; name a file of yours by its path: "
-        f"{last}.py:function"
+        f"no module {missing!r}; name a file of yours by its path: {module_name}.py:function"
     )
 
 

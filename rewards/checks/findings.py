@@ -25,14 +25,9 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong.
+    """Something that is wrong, what to do about it, and whether the check fails.
 
-    Attributes:
-        kind: one of the kinds below, "case" or "references".
-        what: what was found, with names and numbers.
-        advice: what to do.
-        fails: whether the check fails.
-        examples: completions that show it, one line each.
+    `examples` are completions that show it, one line each.
     """
 
     kind: str
@@ -44,14 +39,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a score of one part.
-
-    Attributes:
-        p50_s: median.
-        p99_s: 99th percentile.
-        parallel: scores at a time: processes, times the concurrency of an async function.
-        step_s: forecast for the rollouts of a step, which overlap their generation.
-    """
+    """Seconds of a score of one part, and of all scores of a step, `parallel` at a time."""
 
     p50_s: float
     p99_s: float

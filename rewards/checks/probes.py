@@ -46,12 +46,7 @@ _DIGITS = re.compile(r"\d+(?=\D*$)")
 
 @dataclass(frozen=True)
 class ProbeRow:
-    """A row of the dataset for which probes are made.
-
-    Attributes:
-        given: prompt, reference answer and columns; the completion is replaced.
-        reasoning: the worked-out solution, if the row has one.
-    """
+    """A row of the dataset, whose completion is replaced, and its worked-out solution if any."""
 
     given: RewardInput
     reasoning: str | None = None
@@ -159,15 +154,7 @@ def _of_row(row: RewardInput, index: int, texts: Sequence[Text]) -> Iterator[Pro
 def _texts(
     row: ProbeRow, form: str, answers: Sequence[str], *, characters: int, leading_space: bool
 ) -> Iterator[Text]:
-    """The texts of a row's probes.
-
-    Args:
-        row: of the dataset.
-        form: of a complete completion, with the words REASONING and ANSWER.
-        answers: reference answers of all rows.
-        characters: length of a very long completion.
-        leading_space: whether the reference after a space is one of them.
-    """
+    """The texts of a row's probes; `answers` are the references of all rows."""
     given = row.given
     random = Random(f"probes/0/{given.source}/{given.prompt_id}")
 

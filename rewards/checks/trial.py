@@ -37,8 +37,8 @@ class Scored:
     Attributes:
         probe: what was scored.
         outcomes: of each part, scored with other probes.
-        total: the weighted sum; None if there is none.
-        alone: of the parts that were also called with this probe alone.
+        total: the weighted sum, if there is one.
+        alone: outcomes of the parts that were also called with this probe alone.
     """
 
     probe: Probe
@@ -77,14 +77,9 @@ async def run_trial(
     facts: Sequence[RewardFacts],
     short: bool = False,
 ) -> Trial:
-    """Scores the probes, with a progress bar.
+    """Scores the probes, of which those of one name follow each other, with a progress bar.
 
-    Args:
-        probes: those of one name follow each other.
-        host: started.
-        rewards: settings of the functions.
-        facts: from `RewardHost.start`.
-        short: nothing is scored alone.
+    `facts` are those of `host.start`; in a `short` trial nothing is scored alone.
     """
     weights = {part.name: part.weight for part in rewards.functions}
     alone_rows = 0 if short else ALONE_ROWS

@@ -201,6 +201,9 @@ def test_a_function_cannot_change_what_others_see():
     assert CHAT.messages == ({"role": "user", "content": "ask"},)
 
 
+def takes_all(completion: str, *, scale: float = 1.0, **columns: Any) -> None: ...
+
+
 def needs_ids(prompts: list[str], completions: list[str], completion_ids: list[int]) -> None: ...
 
 
@@ -214,6 +217,7 @@ def two_texts(text: str, answer: str) -> None: ...
         (two_texts, {}, "has the parameters text, answer; write def f(comple"),
         (needs_ids, {}, "needs 'completion_ids', which"),
         (of_columns, {"scala": 1}, "has no parameter 'scala' for args.scala; nearest: 'scale'"),
+        (takes_all, {"scal": 1}, "has no parameter 'scal' for args.scal; nearest: 'scale'"),
         (of_columns, {"scale": "2"}, "args.scale = '2': Input should be a valid number"),
         (Within, {"limit": -1}, "constructing it with limit = -1 raises ValueError: limit is n"),
         (dict, {}, "objects of the class cannot be called: it has no __call__; write def f("),

@@ -23,14 +23,13 @@ def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("rewards.corectness:f", "no module 'rewards.corectness'; nearest in rewards: 'correctn"),
         (
             "rewards.correctness:exact_anwser",
             "rewards.correctness has no 'exact_anwser'; nearest in rewards.correctness: 'exact_ans",
         ),
         (
             "rewardz.correctness:exact_answer",
-            "no module 'rewardz'; nearest in Python's path: 'rewards'; name a file of yours by its",
+            "no module 'rewardz'; name a file of yours by its path: ",
         ),
         ("rewards.correctness", "is not of the form file.py:function or module:function"),
         ("broken_rewards:one", "importing broken_rewards raises ZeroDivisionError: division by"),
