@@ -6,27 +6,15 @@
     batch     def f(inputs)                                      a sequence of RewardInput
     trl       def f(prompts, completions, **columns)             lists, by keyword
 
-Functions of other libraries have the form in brackets:
-
-    verl      compute_score(data_source, solution_str, ground_truth, extra_info)       sample, async
-    verl      compute_score(data_sources, solution_strs, ground_truths, extra_infos)   batch, lists
-    OpenRLHF  reward_func(queries, prompts, labels)                                    batch, lists
-
-A class is constructed with the part's arguments, and its `__call__` has one of these signatures.
-The arguments of a function are passed by keyword with every call. A sample function gets the
-columns that it names, or all with `**columns`, and of `answer`, `prompt`, `stop_reason`, `tags`,
-`source`, `messages`, `row` those that it names. It returns a number, None, or named numbers; the
-other forms return one of these for each completion. Of the mapping that verl's functions return for
-a completion, and OpenRLHF's for a batch, `score` or `rewards` counts.
-
-A value must depend on its own completion only: completions come in any order and in batches of any
-size, and after an error they are scored again one by one.
+Functions of verl are of the form sample or async, or with lists batch, as those of OpenRLHF;
+docs/rewards.md says what each gets and may return. A value must depend on its own completion only:
+completions come in any order and in batches of any size, and after an error they are scored again
+one by one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import difflib
 import inspect
 import json
@@ -154,22 +142,17 @@ class Form:
         return returned[self.key] if is_mapping and self.key in returned else returned
 
     def _call_one(self, one: RewardInput) -> Any:
-        given = _copied(self._given(one))
+        given = self._given(one)
         return self.call(**given) if self.key else self.call(one.completion, **given)
 
     def _call_batch(self, inputs: Sequence[RewardInput]) -> Sequence[object]:
         """The values of a batch, one for each completion."""
         if self.offered is None:
-            copies = [
-                replace(one, row=_copied(one.row), messages=copy.deepcopy(one.messages))
-                for one in inputs
-            ]
-            returned = self.call(tuple(copies))
+            returned = self.call(tuple(inputs))
         else:
             rows = [self._given(one) for one in inputs]
             names = dict.fromkeys(name for row in rows for name in row)
-            lists = {name: [row.get(name) for row in rows] for name in names}
-            returned = self.call(**_copied(lists))
+            returned = self.call(**{name: [row.get(name) for row in rows] for name in names})
         return [self._result(value) for value in _values(self._result(returned), len(inputs))]
 
     def _given(self, one: RewardInput) -> dict[str, object]:
@@ -181,14 +164,6 @@ class Form:
             if name in self.names or (self.takes_all and name not in self.hidden)
         }
         return {**columns, **{name: get(one) for name, get in self.offered.items()}}
-
-
-def _copied(values: Mapping[str, object]) -> dict[str, object]:
-    """The values with copies of what can be changed: a function may change what it is given."""
-    return {
-        name: value if isinstance(value, str | int | float | None) else copy.deepcopy(value)
-        for name, value in values.items()
-    }
 
 
 def recognise(function: object, args: Mapping[str, object]) -> Form:

@@ -10,15 +10,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
-from configs.task import CONCURRENCY
 from rewards.base import Outcome
 from rewards.checks.probes import EMPTY, REFERENCE, SPACE, Kind
 from rewards.checks.trial import Scored, Trial
 
-SLOW_STEP_S = 30.0
-"""Forecast seconds of a step's scores above which a part is called slow."""
 _TOLERANCE = 1e-9
 _SHOWN = 5
 
@@ -35,16 +32,6 @@ class Finding:
     advice: str
     fails: bool = False
     examples: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Seconds of a score of one part, and of all scores of a step, `parallel` at a time."""
-
-    p50_s: float
-    p99_s: float
-    parallel: int
-    step_s: float
 
 
 _RANKING: Mapping[Kind, tuple[str, str, str]] = {
@@ -72,7 +59,7 @@ _RANKING: Mapping[Kind, tuple[str, str, str]] = {
 """Kind of the finding, what it says, and the advice, by kind of probe."""
 
 
-def find(trial: Trial, *, rollouts_per_step: int) -> list[Finding]:
+def find(trial: Trial) -> list[Finding]:
     """All findings of a trial, those that fail first.
 
     Without reference answers the findings that compare with them are not made.
@@ -84,24 +71,8 @@ def find(trial: Trial, *, rollouts_per_step: int) -> list[Finding]:
         *_empty_beats_wrong(trial),
         *_without_information(trial),
         *_unstable(trial),
-        *_slow(trial, rollouts_per_step=rollouts_per_step),
     ]
     return sorted(found, key=lambda finding: not finding.fails)
-
-
-def speeds(trial: Trial, *, rollouts_per_step: int) -> dict[str, Speed]:
-    """The speed of each part that was measured."""
-    found = {}
-    for part in trial.rewards.functions:
-        seconds = sorted(trial.seconds.get(part.name, ()))
-        if not seconds:
-            continue
-        parallel = part.workers or trial.rewards.workers
-        if trial.facts[part.name].kind == "async":
-            parallel *= part.concurrency or CONCURRENCY
-        p50_s, p99_s = median(seconds), seconds[math.ceil(0.99 * len(seconds)) - 1]
-        found[part.name] = Speed(p50_s, p99_s, parallel, rollouts_per_step * p50_s / parallel)
-    return found
 
 
 def _errors(trial: Trial) -> Iterator[Finding]:
@@ -269,23 +240,6 @@ def _unstable(trial: Trial) -> Iterator[Finding]:
                 advice="a value must depend on its own completion only, which come in any order "
                 "and in batches of any size; seed random numbers with the completion, keep no "
                 "state between calls",
-            )
-
-
-def _slow(trial: Trial, *, rollouts_per_step: int) -> Iterator[Finding]:
-    for name, speed in speeds(trial, rollouts_per_step=rollouts_per_step).items():
-        if speed.step_s > SLOW_STEP_S:
-            how = "more workers, or async def with concurrency where it waits for a server"
-            if trial.facts[name].kind == "async":
-                how = "a higher concurrency, if its server can take it, or more workers"
-            needed = math.ceil(speed.parallel * speed.step_s / SLOW_STEP_S)
-            yield Finding(
-                "slow",
-                what=f"{name!r} takes {speed.p50_s:.3g} s a completion (p50; p99 "
-                f"{speed.p99_s:.3g} s): {speed.step_s:,.0f} s for the {rollouts_per_step} rollouts "
-                f"of a step, {speed.parallel} at a time",
-                advice=f"score {needed} at a time: {how}; scoring overlaps generation, not the "
-                "update",
             )
 
 

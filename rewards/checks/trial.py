@@ -1,15 +1,14 @@
 """Tries reward functions on probes, in the processes that a run uses.
 
 All probes are scored together, those of one name at a time. Those of some rows are then scored
-alone, which measures the time of a score and shows whether it depends on other completions. A probe
-that failed is not repeated. `rewards.checks.findings` says what the outcomes mean.
+alone, which shows whether a value depends on other completions. A probe that failed is not
+repeated. `rewards.checks.findings` says what the outcomes mean.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -55,13 +54,11 @@ class Trial:
         rewards: settings of the functions.
         facts: what the functions reported, by part.
         scored: the probes in order.
-        seconds: time of each score, by part, one at a time; empty in a short trial.
     """
 
     rewards: Rewards
     facts: Mapping[str, RewardFacts]
     scored: Sequence[Scored]
-    seconds: Mapping[str, Sequence[float]]
 
     @property
     def weights(self) -> dict[str, float]:
@@ -86,20 +83,16 @@ async def run_trial(
     count = len(probes) + sum(probe.row < alone_rows for probe in probes)
     with tqdm(total=count, unit="completion", delay=2, leave=False, disable=None) as bar:
         together = await _score_together(probes, host, bar)
-        scored, seconds = list[Scored](), defaultdict[str, list[float]](list)
-        host.busy_s()
+        scored = list[Scored]()
         for probe, outcomes in zip(probes, together, strict=True):
             total, alone = combine(outcomes, weights=weights), dict[str, Outcome]()
             if probe.row < alone_rows:
                 failed = {name for name, one in outcomes.items() if one.error is not None}
                 (alone,) = await host.score([probe.given], without=failed)
-                busy_s = host.busy_s()
-                for name in alone:
-                    seconds[name].append(busy_s[name])
                 bar.update()
             is_finite = total is not None and math.isfinite(total)
             scored.append(Scored(probe, outcomes, total if is_finite else None, alone))
-    return Trial(rewards, {one.name: one for one in facts}, scored, seconds)
+    return Trial(rewards, {one.name: one for one in facts}, scored)
 
 
 async def _score_together(

@@ -67,11 +67,9 @@ class RewardHost(AbstractAsyncContextManager["RewardHost"]):
     async def score(
         self, inputs: Sequence[RewardInput], *, without: Container[str] = ()
     ) -> list[dict[str, Outcome]]:
-        """The outcome of each function for each input, by name; may be called concurrently.
+        """The outcome of each function but those `without`, by name, for each input.
 
-        Args:
-            inputs: the completions.
-            without: names of functions that are not called.
+        May be called concurrently.
         """
         parts = [part for part in self._parts if part.name not in without]
         scored = await asyncio.gather(*(part.score(inputs) for part in parts))
@@ -145,11 +143,7 @@ class _Part:
         self.busy_s, self.scoring, self.moved_s = 0.0, 0, 0.0
 
     async def start(self) -> RewardFacts:
-        """Starts the processes.
-
-        Raises:
-            ValueError: if the function cannot be used.
-        """
+        """Starts the processes; raises ValueError if the function cannot be used."""
         indices = range(len(self._processes))
         try:
             first, *_ = await asyncio.gather(*map(self._start, indices))

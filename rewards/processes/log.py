@@ -34,13 +34,9 @@ class RewardLog:
     def output(
         self, name: str, inputs: Sequence[RewardInput], text: str, *, what: str = "output"
     ) -> None:
-        """Records what a function printed while it scored `inputs`, or was imported.
+        """Records what a function printed while it scored `inputs`; without any, at its import.
 
-        Args:
-            name: of the part.
-            inputs: empty: the function was imported.
-            text: what was printed.
-            what: what the text is, for the log.
+        `what` the text is, if it is not printed by the function itself.
         """
         if name not in self._noticed and what == "output" and text.strip():
             self._noticed.add(name)

@@ -53,13 +53,9 @@ class ProcessEnded(ChildProcessError):  # noqa: N818  # the host handles it
 
 @dataclass(eq=False)
 class Job:
-    """One input of one function.
+    """One input of one function, with the future of its outcome and its number in messages.
 
-    Attributes:
-        given: the input.
-        outcome: set when it is scored.
-        is_repeated: whether it has had a death or a time-out.
-        number: its number in messages.
+    It is repeated after a death or a time-out.
     """
 
     given: RewardInput
@@ -74,12 +70,7 @@ class Job:
 
 
 class RewardProcess:
-    """A running reward process.
-
-    Args:
-        settings: function, arguments and limits.
-        name: of the part, for the log.
-        log: receives what it prints.
+    """A running reward process; `log` receives what it prints under the `name` of its part.
 
     Attributes:
         facts: what it reported about its function, after `start`.
@@ -159,11 +150,7 @@ class RewardProcess:
             self._messages.write(pickle.dumps([(job.number, job.given) for job in jobs]))
 
     async def result(self) -> tuple[Job, Outcome, str]:
-        """The next job that is scored, its outcome, and the traceback of its error.
-
-        Raises:
-            ProcessEnded: if there is none.
-        """
+        """The next job that is scored, its outcome, and its traceback; or raises ProcessEnded."""
         answer = await self._answer()
         self.pass_output()
         try:
@@ -246,10 +233,7 @@ class RewardProcess:
 
 
 def _without_keys(text: str) -> str:
-    """The text with names of environment variables in place of the keys that they hold.
-
-    What a reward function prints or raises is shown, logged and copied to the mirror.
-    """
+    """The text with names of environment variables in place of the keys that they hold."""
     for name, value in os.environ.items():
         if _OF_KEYS.search(name) and len(value) >= _SHORTEST_KEY:
             text = text.replace(value, f"[{name}]")

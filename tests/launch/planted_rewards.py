@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import time
@@ -40,16 +39,6 @@ def closeness(completion: str, *, answer: str, tags: Tags, scale: float = 10.0) 
 def boxed(completion: str, *, answer: str) -> float:
     found = re.findall(r"\\boxed\{([^}]*)\}", completion)
     return float(found[-1:] == [answer])
-
-
-def slow(completion: str) -> float:
-    time.sleep(0.02)
-    return float(len(completion) % 7)
-
-
-async def asks(completion: str) -> float:
-    await asyncio.sleep(0.001)
-    return float(len(completion) % 5)
 
 
 def fails_on_empty(completion: str) -> float:

@@ -126,22 +126,6 @@ def test_the_form_of_a_right_completion_can_be_given(check: Check):
     assert check(boxed, form, status=0)["findings"] == []
 
 
-def test_a_slow_part_is_named_with_the_forecast_of_a_step(check: Check):
-    asks = f'{{ name = "asks", function = "{PLANTED}:asks", concurrency = 8 }}'
-    figures = check(
-        functions("slow", asks),
-        "--rows=1",
-        "--rollout.group_size=1024",
-        "--learner.share_prefix=false",
-        "--rewards.workers=2",
-        status=1,
-    )
-    # Each score sleeps 0.02 s; 3 prompts of 1,024 rollouts, 2 at a time.
-    assert figures["speed"]["slow"]["step_s"] >= 3 * 1024 * 0.02 / 2
-    assert figures["speed"]["asks"]["parallel"] == 16
-    assert "3072 rollouts of a step, 2 at a time" in finding(figures, "slow")["what"]
-
-
 def test_errors_and_parts_without_information(check: Check, capsys: pytest.CaptureFixture[str]):
     parts = ("fails_on_empty", "never", "always_one", "style", "named")
     figures = check(functions(*parts), "--log", "log.txt", status=1)

@@ -187,20 +187,6 @@ def test_async_functions_and_methods_score_one_input():
         asyncio.run(recognise(slow, {}).score_one(ONE, timeout_s=0.01))
 
 
-def test_a_function_cannot_change_what_others_see():
-    def changes(completion: str, *, tools: list[str], row: dict[str, Any], messages: Any) -> float:
-        tools.append(completion)
-        row.clear()
-        messages[0]["content"] += "!"
-        return float(len(tools) + len(messages[0]["content"]))
-
-    row = {"tools": ["a"]}
-    given = replace(CHAT, row=row)
-    assert values(recognise(changes, {}), given, given) == [6, 6]
-    assert row == {"tools": ["a"]}
-    assert CHAT.messages == ({"role": "user", "content": "ask"},)
-
-
 def takes_all(completion: str, *, scale: float = 1.0, **columns: Any) -> None: ...
 
 

@@ -89,7 +89,7 @@ def test_a_value_that_depends_on_the_batch_is_named():
     trial = tried(
         [row(None, number=n) for n in range(3)], "tests.launch.planted_rewards:batch_size"
     )
-    (found,) = [one for one in find(trial, rollouts_per_step=8) if one.kind == "unstable"]
+    (found,) = [one for one in find(trial) if one.kind == "unstable"]
     assert "'part' has different values in two calls" in found.what
     assert "'copy of the prompt': 3.0 with others, 1.0 alone" in found.what
 
@@ -101,7 +101,7 @@ def test_a_function_that_hangs_is_given_up():
     assert {error.cause for error in errors} == {"timed_out"}
     assert len(errors) == len(trial.scored)
     assert errors[-1].message.startswith("given up: ")
-    first = find(trial, rollouts_per_step=8)[0]
+    first = find(trial)[0]
     assert (first.kind, first.fails) == ("errors", True)
 
 
