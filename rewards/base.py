@@ -133,14 +133,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RewardFacts:
-    """What a process reports about its function.
+    """What a process reports about the function of the part `name`; see `rewards.forms.Form`.
 
-    Attributes:
-        name: of the part.
-        kind: form of the function; see `rewards.forms`.
-        needs_answer: whether it cannot be called without a reference answer.
-        columns: columns of the dataset that it cannot be called without.
-        sha256: hash of the file that defines it; None if there is none.
+    `sha256` is the hash of the file that defines it, if there is one.
     """
 
     name: str

@@ -126,11 +126,9 @@ def _ranking(trial: Trial) -> Iterator[Finding]:
     for (kind, name), own in compared.items():
         if kind in _RANKING and (shown := _not_below(name, own, references)) is not None:
             examples[kind].append(shown)
-    # Another form is rewarded, and the expected one is not: all else would be named as well.
-    only_form = "variant" in examples and all(one <= min(totals) for one in references.values())
     for kind, (label, says, advice) in _RANKING.items():
         found = sorted(examples[kind], key=lambda one: not one[0])
-        if found and (kind == "variant" or not only_form):
+        if found:
             yield Finding(label, says, advice, found[0][0], tuple(text for _, text in found))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -13,8 +12,6 @@ from rewards.base import RewardError, RewardInput, printable
 _MOST_BYTES = 64 * 2**20
 MOST_OUTPUT = 64 * 2**10
 """Characters of what a function prints in a call."""
-_MOST_TRACES = 20
-"""Tracebacks of errors of one kind."""
 _SHOWN = 3
 
 
@@ -27,7 +24,6 @@ class RewardLog:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._traces: Counter[tuple[str, str]] = Counter()
         self._notices = list[str]()
         self._noticed = set[str]()
 
@@ -46,10 +42,8 @@ class RewardLog:
         self._write(name, inputs, what, text)
 
     def error(self, name: str, given: RewardInput, error: RewardError, trace: str = "") -> None:
-        """Records an error; only the first tracebacks of a kind are written."""
-        self._traces[name, error.message] += 1
-        shown = trace if self._traces[name, error.message] <= _MOST_TRACES else ""
-        self._write(name, [given], f"{error.cause}: {error.message}", shown)
+        """Records an error and its traceback."""
+        self._write(name, [given], f"{error.cause}: {error.message}", trace)
 
     def notices(self) -> list[str]:
         """A line for each function that has printed something for the first time."""

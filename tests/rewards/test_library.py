@@ -109,7 +109,6 @@ def scores() -> dict[str, tuple[Score, float, float]]:
         ),
         "words": (repetition.ngram_repetition, -1, 0),
         "characters": (partial(repetition.ngram_repetition, unit="characters", n=2), -1, 0),
-        "lines": (repetition.line_repetition, -1, 0),
     }
     for where in ("tags", "boxed", "stated", "last_number", "completion"):
         found[f"numeric {where}"] = (
