@@ -33,8 +33,6 @@ from pipeline.data.text.chat import check_columns, sole_column, template_columns
 from pipeline.data.text_files import Parser, parser_of
 
 T = TypeVar("T")
-_QUESTION = "question"
-"""The column of the default template of prompts."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def read_rows(
             names = [*present, *_nested_names(raw[0])]
             check_columns(required, present=names, where=f"{where}: {source.title}")
         except ValueError as error:
-            raise ValueError(f"{error}{_template_hint(raw[0], required)}") from None
+            raise ValueError(f"{error}{_template_hint(raw[0])}") from None
     optional = (name for name in columns.optional if name in present)
     texts = [name for name in dict.fromkeys([*required, *optional]) if name != chat]
     cleaned = [clean_row(row, columns=texts, chat=chat) for row in raw]
@@ -238,14 +236,12 @@ def _shortest(value: float | None) -> float | None:
     return None if value is None else float(str(np.float32(value)))
 
 
-def _template_hint(row: Row, required: Sequence[str]) -> str:
-    """The setting for rows in chat format or without `question`, for the end of a message."""
+def _template_hint(row: Row) -> str:
+    """The setting for rows in chat format, for the end of a message."""
     for column, value in row.values.items():
         if is_chat(value):
             return f'; {column!r} is in chat format: set prompt.template = "{{{column}}}"'
-    if _QUESTION in required and _QUESTION not in row.values:
-        return '; prompt.template names the columns of a prompt, "{question}" by default'
-    return ""
+    return '; prompt.template names the columns of a prompt, "{question}" by default'
 
 
 def _existing(source: Source, *, where: str) -> Path:

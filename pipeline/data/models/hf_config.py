@@ -1,7 +1,7 @@
 """Reads the text model's settings from a `config.json`, with transformers' defaults. No JAX.
 
 By hand instead of by transformers' AutoConfig, which takes more than a second to import, stops at
-the first mistake, keeps unknown keys silently, and reads other keys in each version.
+the first mistake, and reads other keys in each version.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ _MOST_LAYERS = 1024
 _MOST_SIZE = 2**24
 _LEAST, _MOST = 1e-30, 1e30
 """Positive numbers outside of this range overflow or underflow in float32."""
-_MOST_MISTAKES = 8
 _ABSENT = object()
 _NULLABLE = ("attn_logit_softcapping", "final_logit_softcapping")
 
@@ -120,28 +119,6 @@ _KEYS: dict[str, dict[str, _Key]] = {
     },
 }
 """The keys of each kind of model that decide what it computes."""
-_ROPE_KEYS = {
-    GEMMA2: {"rope_theta", "rope_scaling", "rope_parameters"},
-    GEMMA3: {"rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq"},
-    GEMMA4: {"rope_parameters"},
-}
-_HARMLESS = frozenset(
-    {
-        *("model_type", "architectures", "dtype", "torch_dtype", "transformers_version"),
-        *("bos_token_id", "eos_token_id", "pad_token_id", "layer_types", "quantization_config"),
-        # Have an effect only together with others.
-        *("num_global_key_value_heads", "num_experts", "top_k_experts", "moe_intermediate_size"),
-        # Of training by transformers, of its caches and outputs, and of other tasks.
-        *("attention_dropout", "initializer_range", "max_position_embeddings", "use_cache"),
-        *("cache_implementation", "hidden_act", "chunk_size_feed_forward", "id2label", "label2id"),
-        *("is_encoder_decoder", "output_attentions", "output_hidden_states", "problem_type"),
-        *("return_dict", "tokenizer_class", "is_decoder", "add_cross_attention"),
-        *("sliding_window_size", "pruned_heads", "torchscript", "use_bfloat16"),
-        *("tie_encoder_decoder", "temperature", "top_k", "top_p", "do_sample", "max_length"),
-    }
-)
-"""Keys that are checked elsewhere, or change nothing."""
-_HARMLESS_STARTS = ("_", "unsloth")
 _INHERITED = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"),
     *("dtype", "torch_dtype", "quantization_config"),
@@ -181,7 +158,7 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {key: one.default for key, one in keys.items() if one.default is not _ABSENT}
     whole = {**defaults, **given, "architectures": [_ARCHITECTURES[kind]]}
     full, sliding = _ropes(whole, wrong)
-    wrong += _wrong_keys(whole)
+    wrong += _quantized(whole)
     values = [
         f"{key} is {show(whole[key])}, {one.wrong}"
         for key, one in keys.items()
@@ -191,8 +168,6 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
         whole["layer_types"] = _layer_types(whole)
         values = [*_wrong_layers(whole), *_contradictions(whole)]
     if wrong := list(dict.fromkeys(wrong + values)):
-        more = len(wrong) - _MOST_MISTAKES
-        wrong[_MOST_MISTAKES:] = [f"and {more} more"] if more > 0 else []
         raise ValueError("config.json: " + "; ".join(wrong))
     if kind == GEMMA4:
         return whole | {"rope_parameters": {FULL: full, SLIDING: sliding}}
@@ -248,20 +223,13 @@ def _read_per_layer_config(given: dict[str, Any]) -> list[str]:
     return []
 
 
-def _wrong_keys(text: Mapping[str, Any]) -> list[str]:
-    """Quantized weights, and keys that nothing here knows: they may change the model."""
+def _quantized(text: Mapping[str, Any]) -> Iterator[str]:
     if quantized := text.get("quantization_config"):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
-        what = f"the weights are quantized ({show(method)}), which is not supported"
-        remedy = "set model.path to the model before that, which model.quantization quantizes"
-        return [f"quantization_config: {what}; {remedy}"]
-    kind = text["model_type"]
-    unknown = text.keys() - _KEYS[kind].keys() - _ROPE_KEYS[kind] - _HARMLESS
-    return [
-        f"{key} = {show(text[key])} is unknown; remove it if the weights do not depend on it"
-        for key in sorted(unknown)
-        if not key.startswith(_HARMLESS_STARTS)
-    ]
+        yield (
+            f"quantization_config: the weights are quantized ({show(method)}), which is not "
+            "supported; set model.path to the model before that, which model.quantization quantizes"
+        )
 
 
 def _layer_types(text: Mapping[str, Any]) -> Any:

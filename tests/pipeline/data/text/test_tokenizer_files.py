@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -95,39 +94,12 @@ def test_a_damaged_file_is_reported(tmp_path: Path, damage: bytes):
         read_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("model", "what"),
-    [
-        ({"type": "BPE", "vocab": {}, "merges": []}, "changes spaces"),
-        ({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}, "cannot encode ' a  b '"),
-    ],
-)
-def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, model: dict[str, Any], what: str):
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
-    with pytest.raises(ValueError, match=rf"{tmp_path}/tokenizer\.json {what}"):
-        read_tokenizer(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (
-            {"add_dummy_prefix": True, "remove_extra_whitespaces": True},
-            "changes spaces: it decodes ' a  b ' to",
-        ),
-        ({}, "has no piece '<pad>'; nearest: '<padding>'"),
-    ],
-)
-def test_a_sentencepiece_model_of_another_kind_is_refused(
-    tmp_path: Path, change: dict[str, bool], what: str
-):
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path):
     path = write_tokenizer(tmp_path) / "tokenizer.model"
     model = proto.ModelProto.FromString(path.read_bytes())
-    for name, value in change.items():
-        setattr(model.normalizer_spec, name, value)
     model.pieces[0].piece = "<padding>"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ValueError, match=what):
+    with pytest.raises(ValueError, match="has no piece '<pad>'; nearest: '<padding>'"):
         read_tokenizer(tmp_path)
 
 
