@@ -197,16 +197,9 @@ def make_disjoint(
 
 
 def load_split(name: str, source: Source, *, config: Config, maker: PromptMaker) -> LoadedSplit:
-    """Loads one split.
+    """Loads the split that has this name in `LoadedData.splits`.
 
-    Args:
-        name: of the split in `LoadedData.splits`.
-        source: its dataset.
-        config: has `data` and `prompt`, the defaults of the source's own settings.
-        maker: makes the prompts.
-
-    Raises:
-        ValueError: as `load_data`.
+    Raises as `load_data`.
     """
     most, data, where = config.rollout.max_prompt_tokens, config.data, setting_name(name)
     if isinstance(source, NamedSource):

@@ -60,12 +60,7 @@ Turn = tuple[str, str]
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """The chat template of a model.
-
-    Attributes:
-        path: the file that contains it.
-        text: the Jinja template.
-    """
+    """The Jinja chat template of a model, and the file that contains it."""
 
     path: Path
     text: str
@@ -127,12 +122,7 @@ def sole_column(template: str) -> str | None:
 
 
 def check_columns(columns: Iterable[str], *, present: Iterable[str], where: str) -> None:
-    """Refuses columns that the dataset lacks.
-
-    Raises:
-        ValueError: with a line for each of `columns` that is not in `present`, and the nearest
-            present column.
-    """
+    """Raises a ValueError with a line for each of `columns` that the dataset lacks."""
     known, wanted = sorted(set(present)), list(dict.fromkeys(columns))
     unused = [column for column in known if column not in wanted]
     lines = []

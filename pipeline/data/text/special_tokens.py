@@ -17,18 +17,18 @@ _MOST_PADDING = 1024
 def check_tokenizer(
     tokenizer: Tokenizer, *, folder: Path, vocab_size: int | None, stop_tokens: Sequence[str]
 ) -> None:
-    """Refuses a tokenizer that does not match the model.
+    """Refuses a tokenizer that does not match `config.json` and `generation_config.json`, if any.
+
+    Pieces that were added to the vocabulary may lack a row.
 
     Args:
         tokenizer: the tokenizer.
-        folder: the model's folder; its `config.json` and `generation_config.json` are read if they
-            exist.
-        vocab_size: rows of the embedding; None: the value of `config.json`, if it exists.
+        folder: the model's folder.
+        vocab_size: rows of the embedding; None: the value of `config.json`.
         stop_tokens: pieces that end a completion.
 
     Raises:
-        ValueError: with a line for each contradiction. Pieces that were added to the vocabulary may
-            lack a row.
+        ValueError: with a line for each contradiction.
     """
     config: dict[str, Any] = {}
     if (folder / "config.json").is_file():
