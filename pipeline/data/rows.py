@@ -23,15 +23,6 @@ _ROLES = {
 }
 """Other names of roles in chat format: those of ShareGPT, Gemma and OpenAI."""
 _TOOL_ROLES = ("tool", "function", "function_call", "observation")
-_KINDS = {
-    "NoneType": "null",
-    "bool": "a boolean",
-    "int": "a number",
-    "float": "a number",
-    "str": "a text",
-    "list": "a list",
-    "dict": "an object",
-}
 
 
 @dataclass(frozen=True)
@@ -245,9 +236,8 @@ def list_rows(malformed: Sequence[Malformed]) -> Iterator[str]:
 
 
 def kind_of(value: object) -> str:
-    """The kind of a value in JSON's terms, with its article."""
-    name = type(value).__name__
-    return _KINDS.get(name, f"a value of type {name}")
+    """The type of a value, for messages."""
+    return f"a value of type {type(value).__name__}"
 
 
 def is_unicode(text: str) -> bool:

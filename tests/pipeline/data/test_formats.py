@@ -136,7 +136,7 @@ def one(*turns: tuple[Any, Any]) -> list[dict[str, Any]]:
             one(("user", [{"type": "text", "text": "a"}, {"type": "image"}])),
             "has in message 1 a part of type 'image'; only text is supported",
         ),
-        ("text", "is a text, not a list of messages"),
+        ("text", "is a value of type str, not a list of messages"),
     ],
 )
 def test_malformed_messages_are_reported(
@@ -188,7 +188,7 @@ def test_other_lists_do_not_make_a_column_chat_format(tokenizer: Tokenizer, tmp_
     rows = [{"question": one} for one in ("a", [], [{"value": "x"}])]
     data = load(tokenizer, tmp_path, rows, data={"malformed": "skip"})
     assert [p.messages for p in data.train.prompts] == [None]
-    reason = "column 'question' is a list, not text or a number"
+    reason = "column 'question' is a value of type list, not text or a number"
     assert data.train.malformed == (Malformed(2, reason), Malformed(3, reason))
 
 

@@ -68,9 +68,12 @@ def test_a_row_becomes_a_prompt(tokenizer: Tokenizer, tmp_path: Path):
 
 BROKEN: list[tuple[Any, str]] = [
     ('{"question": "q", "answer": ', "not JSON: Expecting value"),
-    ('["q", "1"]', "a list, not an object with columns"),
+    ('["q", "1"]', "a value of type list, not an object with columns"),
     ({"question": "q"}, "column 'answer' is missing"),
-    ({"question": ["q"], "answer": "1"}, "column 'question' is a list, not text or a number"),
+    (
+        {"question": ["q"], "answer": "1"},
+        "column 'question' is a value of type list, not text or a number",
+    ),
     ({"question": "\ud800", "answer": "1"}, "column 'question' contains a lone surrogate"),
     ({"question": "<end_of_turn>b", "answer": "1"}, "contains the turn token <end_of_turn>"),
 ]

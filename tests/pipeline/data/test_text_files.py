@@ -73,7 +73,7 @@ def test_malformed_rows_are_reported_and_the_rest_is_read(tmp_path: Path):
     )
     rows, malformed = parse(tmp_path, "a.csv", text, limit=2)
     assert ([row.number for row in rows], [bad.row for bad in malformed]) == ([], [2, 3])
-    number = Malformed(2, "a number, not an object with columns")
+    number = Malformed(2, "a value of type int, not an object with columns")
     assert parse(tmp_path, "a.json", '[{"q": 1}, 3]') == ([Row(1, {"q": 1})], [number])
 
 
@@ -85,7 +85,7 @@ def test_malformed_rows_are_reported_and_the_rest_is_read(tmp_path: Path):
         ("a.csv", "a;b\n1;2\n", "the separator is ';' instead of ','; write commas or tabs"),
         ("a.csv", "a\tb\n1\t2\n", r"the separator is '\\t' instead of ','; call the file \.tsv"),
         ("a.tsv", "a,b\n1,2\n", r"the separator is ',' instead of '\\t'; call the file \.csv"),
-        ("a.json", '{"q": 1}', "an object, not a list of objects"),
+        ("a.json", '{"q": 1}', "a value of type dict, not a list of objects"),
         ("a.json", "[{]", "Expecting property name"),
         ("a.json", "[" * 100_000, "not JSON: maximum recursion depth exceeded"),
         ("a.json", '[{"q": 1}]'.encode("utf-16"), "'utf-8' codec can't decode byte"),
