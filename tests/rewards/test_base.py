@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rewards.base import Cause, Outcome, RewardError, describe_error, to_outcome
 
@@ -86,24 +84,3 @@ class _Silent(Exception):  # noqa: N818
 def test_every_exception_is_described_in_one_printable_line(error: BaseException, text: str):
     assert describe_error(error) == text
     assert Outcome.failed("raised", text) == Outcome(None, RewardError("raised", text))
-
-
-VALUES = st.one_of(
-    st.none(), st.floats(), st.integers(), st.booleans(), st.text(), st.lists(st.floats())
-)
-
-
-@given(st.one_of(VALUES, st.dictionaries(st.sampled_from("abc"), VALUES)))
-def test_every_result_is_a_finite_value_or_none_or_an_error(value: Any):
-    outcome = to_outcome(value)
-    if outcome.value is None:
-        given_up = isinstance(value, dict) and value and set(map(repr, value.values())) == {"None"}
-        nothing = value is None or bool(given_up)
-        assert (outcome.error is None) == nothing
-    else:
-        assert outcome.error is None
-        assert math.isfinite(outcome.value)
-        if isinstance(value, dict):
-            assert outcome.value == sum(outcome.named.values())
-        else:
-            assert outcome.value == float(value)

@@ -1,14 +1,13 @@
-"""The judge, against a real HTTP server on this machine."""
+"""The judge: its requests, its scores, and servers that fail."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from functools import partial
 from typing import Any
 
+import httpx
 import pytest
 
 from rewards.judge import Judge
@@ -18,43 +17,25 @@ class Server:
     """Answers with the next of `responses`, the last one again and again; keeps the requests."""
 
     def __init__(self) -> None:
-        self.responses: list[tuple[int, dict[str, str], str]] = []
+        self.responses: list[httpx.Response] = []
         self.requests: list[dict[str, Any]] = []
-        server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                key = self.headers["Authorization"]
-                server.requests.append({"path": self.path, "key": key} | json.loads(body))
-                index = min(len(server.requests), len(server.responses)) - 1
-                status, headers, text = server.responses[index]
-                self.send_response(status)
-                for name, value in (headers | {"Content-Length": str(len(text.encode()))}).items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        key = request.headers.get("Authorization")
+        self.requests.append({"url": str(request.url), "key": key} | json.loads(request.content))
+        return self.responses[min(len(self.requests), len(self.responses)) - 1]
 
     def reply(self, text: str) -> None:
         body = {"choices": [{"message": {"role": "assistant", "content": text}}]}
-        self.responses.append((200, {}, json.dumps(body)))
+        self.responses.append(httpx.Response(200, json=body))
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     found = Server()
-    thread = Thread(target=found.http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield found
-    found.http.shutdown()
-    found.http.server_close()
-    thread.join()
+    client = partial(httpx.AsyncClient, transport=httpx.MockTransport(found))
+    monkeypatch.setattr("rewards.judge.httpx.AsyncClient", client)
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -69,12 +50,12 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def ask(server: Server, completion: str = "five", **arguments: Any) -> float:
+def ask(completion: str = "five", **arguments: Any) -> float:
     """The score of a completion."""
 
     async def score() -> float:
         given = {"template": "Q: {prompt} A: {completion}"} | arguments
-        judge = Judge(url=server.url, model="m", **given)
+        judge = Judge(url="http://judge/v1", model="m", **given)
         async with judge._client:
             return await judge(completion, prompt="2+3?", answer="5")
 
@@ -85,10 +66,10 @@ def test_a_request_and_its_score(server: Server, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("JUDGE_KEY", "secret")
     server.reply("Good. Score: 7.5")
     parameters = {"max_tokens": 50}
-    assert ask(server, "five {x}", key_variable="JUDGE_KEY", parameters=parameters) == 0.75
+    assert ask("five {x}", key_variable="JUDGE_KEY", parameters=parameters) == 0.75
     assert server.requests == [
         {
-            "path": "/v1/chat/completions",
+            "url": "http://judge/v1/chat/completions",
             "key": "Bearer secret",
             "model": "m",
             "temperature": 0.0,
@@ -112,14 +93,14 @@ def test_the_last_score_counts_in_its_scale(
     server: Server, reply: str, arguments: dict[str, Any], score: float
 ) -> None:
     server.reply(reply)
-    assert ask(server, **arguments) == score
+    assert ask(**arguments) == score
 
 
 @pytest.mark.parametrize("reply", ["Score: 11", "Score: -1", "excellent"])
 def test_promise_5_a_reply_without_a_score_is_an_error(server: Server, reply: str) -> None:
     server.reply(reply)
     with pytest.raises(ValueError, match=r"the judge's (reply has no|score .* is outside)"):
-        ask(server)
+        ask()
 
 
 @pytest.mark.parametrize(
@@ -133,9 +114,9 @@ def test_busy_servers_are_asked_again_later(
     headers: dict[str, str],
     waits: list[float],
 ) -> None:
-    server.responses += [(status, headers, "busy") for status in statuses]
+    server.responses += [httpx.Response(one, headers=headers, text="busy") for one in statuses]
     server.reply("Score: 5")
-    assert ask(server) == 0.5
+    assert ask() == 0.5
     assert slept == waits
 
 
@@ -149,7 +130,7 @@ def test_busy_servers_are_asked_again_later(
 def test_promise_5_a_server_without_an_answer_is_an_error(
     server: Server, status: int, message: str, requests: int
 ) -> None:
-    server.responses.append((status, {}, "busy"))
+    server.responses.append(httpx.Response(status, text="busy"))
     with pytest.raises((ConnectionError, ValueError), match=message):
-        ask(server, retries=2)
+        ask(retries=2)
     assert len(server.requests) == requests

@@ -16,14 +16,15 @@ from fractions import Fraction
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Prompt
-from rewards import choice, format, length, numeric, repetition  # noqa: A004
+from configs.task import AnswerPlace
+from rewards import choice, format, numeric, repetition  # noqa: A004
 from rewards.base import RewardInput, Tags
 from rewards.forms import recognise
 from rewards.json_schema import JsonSchema
@@ -95,37 +96,6 @@ def test_the_first_example_of_the_documentation_tells_answers_apart() -> None:
     assert [outcome.value for _, outcome, _ in form.score(given)] == [1.0, 0.5, 0.0, 0.0, 0.0]
 
 
-def scores() -> dict[str, tuple[Score, float, float]]:
-    """A scorer of each kind with its least and its greatest score."""
-    of_five: dict[str, Any] = {"answer": "5", "tags": TAGS}
-    found: dict[str, tuple[Score, float, float]] = {
-        "tag_pairs": (partial(format.tag_pairs, tags=TAGS), 0, 1),
-        "json": (partial(JsonSchema({"type": "object"}), tags=TAGS), 0, 1),
-        "length_range": (partial(length.length_range, minimum=2, maximum=4, margin=2), 0, 1),
-        "cosine_length": (
-            partial(length.cosine_length, **of_five, stop_reason="eos", maximum=9),
-            -1,
-            1,
-        ),
-        "words": (repetition.ngram_repetition, -1, 0),
-        "characters": (partial(repetition.ngram_repetition, unit="characters", n=2), -1, 0),
-    }
-    for where in ("tags", "boxed", "stated", "last_number", "completion"):
-        found[f"numeric {where}"] = (
-            partial(numeric.numeric_answer, **of_five, extraction=where),
-            0,
-            1,
-        )
-    for how in ("search", "full", "count"):
-        found[f"pattern {how}"] = (format.Pattern("[a-z]", match=how, maximum=3), 0, 1)
-    found["choice"] = (
-        partial(choice.choice_letter, answer="B", tags=TAGS, extraction="completion"),
-        0,
-        1,
-    )
-    return found
-
-
 PIECES = (
     "<answer>", "</answer>", "<reasoning>", "</reasoning>", "\\boxed{", "}", "{", "$", "\\frac{1}",
     "1", "-", "1,234", "1e5", "/", "%", " x 10^", "answer is ", "Answer: ", "(B)", "B", "A ", "\n",
@@ -134,7 +104,18 @@ PIECES = (
 TEXTS = st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 
 
-SCORES = scores()
+SCORES: dict[str, tuple[Score, float, float]] = {
+    "tag_pairs": (partial(format.tag_pairs, tags=TAGS), 0, 1),
+    "json": (partial(JsonSchema({"type": "object"}), tags=TAGS), 0, 1),
+    "repetition": (partial(repetition.ngram_repetition, unit="characters", n=2), -1, 0),
+    "pattern": (format.Pattern("[a-z]", match="count", maximum=3), 0, 1),
+    "choice": (partial(choice.choice_letter, answer="B", tags=TAGS, extraction="completion"), 0, 1),
+    **{
+        place: (partial(numeric.numeric_answer, answer="5", tags=TAGS, extraction=place), 0, 1)
+        for place in get_args(AnswerPlace)
+    },
+}
+"""Scorers with the least and the greatest score."""
 
 
 @pytest.mark.parametrize("name", SCORES)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +23,10 @@ def write_jsonl(path: Path, rows: Rows) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def write_json(path: Path, rows: Rows) -> None:
-    path.write_text(json.dumps(rows), encoding="utf-8")
-
-
-def write_csv(path: Path, rows: Rows) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def write_parquet(path: Path, rows: Rows) -> None:
     datasets.Dataset.from_list(list(rows)).to_parquet(str(path))
 
 
-WRITERS: dict[str, Callable[[Path, Rows], None]] = {
-    "jsonl": write_jsonl,
-    "json": write_json,
-    "csv": write_csv,
-    "parquet": write_parquet,
-}
 TEST = [{"messages": [{"role": "user", "content": "apart"}], "question": "apart", "answer": "1"}]
 
 
@@ -53,7 +35,7 @@ def load(
 ) -> LoadedData:
     """Loads the rows as training data of a run; the test prompt differs from all of them."""
     train = folder / f"train.{kind}"
-    WRITERS[kind](train, rows)
+    (write_parquet if kind == "parquet" else write_jsonl)(train, rows)
     write_jsonl(folder / "test.jsonl", TEST)
     data = {"train": {"path": str(train)}, "test": {"path": str(folder / "test.jsonl")}}
     tables = {
@@ -64,15 +46,6 @@ def load(
     config = make_config(folder, **tables)
     check_rows(config)
     return load_data(config, tokenizer)
-
-
-@pytest.mark.parametrize("kind", WRITERS)
-def test_all_files_give_the_same_prompts(tokenizer: Tokenizer, tmp_path: Path, kind: str):
-    rows = [{"question": 'a, "b"\nc', "answer": "1"}, {"question": "d", "answer": "2"}]
-    data = load(tokenizer, tmp_path, rows, kind=kind, prompt={"turn": "plain"})
-    assert [(p.text, p.answer, dict(p.row)) for p in data.train.prompts] == [
-        (row["question"], row["answer"], row) for row in rows
-    ]
 
 
 def chat(*contents: str, system: str | None = None, **columns: Any) -> dict[str, Any]:
@@ -86,7 +59,7 @@ def chat(*contents: str, system: str | None = None, **columns: Any) -> dict[str,
 IN_CHAT = {"template": "{messages}"}
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_a_row_in_chat_format_becomes_turns(tokenizer: Tokenizer, tmp_path: Path, kind: str):
     rows = [chat("a", "b", "c", system="s", level=1), chat("d", "e", level=2)]
     data = load(tokenizer, tmp_path, rows, kind=kind, prompt=IN_CHAT)

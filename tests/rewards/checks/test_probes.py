@@ -124,20 +124,6 @@ def test_the_form_says_which_of_two_answers_is_wrong(place: AnswerPlace, wrong: 
 
 
 @pytest.mark.parametrize(
-    ("place", "prompt", "tried"),
-    [
-        ("last_number", "say 7", False),
-        ("tags", "say 7", True),
-    ],
-)
-def test_a_copy_of_the_prompt_may_be_right(place: AnswerPlace, prompt: str, tried: bool):
-    given = replace(row("7").given, prompt=prompt, tags=replace(TAGS, answer=place))
-    assert (
-        "copy of the prompt" in {probe.name for probe in make_probes([ProbeRow(given)])}
-    ) is tried
-
-
-@pytest.mark.parametrize(
     ("prompt", "plain", "form", "completion"),
     [
         ("4 + 3 =", True, None, " 7"),

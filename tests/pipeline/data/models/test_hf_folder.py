@@ -57,23 +57,6 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def test_tensors_are_read_at_the_headers_offsets(tmp_path: Path):
-    tensors: dict[str, np.ndarray] = {
-        "a": np.arange(6, dtype=np.float16).reshape(2, 3),
-        "b": np.arange(4, dtype=np.int64),
-        "c": np.arange(5, dtype=np.float32) / 3,
-    }
-    save_file(tensors, tmp_path / SINGLE, metadata={"format": "pt"})
-    found = stored_tensors(tmp_path)
-    assert {name: (t.dtype, t.shape) for name, t in found.items()} == {
-        "a": ("float16", (2, 3)),
-        "b": ("I64", (4,)),
-        "c": ("float32", (5,)),
-    }
-    for name in ("a", "c"):
-        np.testing.assert_array_equal(found[name].data(), tensors[name])
-
-
 def test_an_adapter_is_no_model(tmp_path: Path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "google/gemma"}')
     with pytest.raises(FileNotFoundError, match=r"adapter; set model\.path to its base .*'goo"):

@@ -110,13 +110,6 @@ def test_hugging_face_errors_are_explained(
     assert "\n" not in str(raised.value)
 
 
-def test_offline_only_the_cache_is_used(monkeypatch: pytest.MonkeyPatch):
-    hugging_face(monkeypatch, errors.LocalEntryNotFoundError("long words"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(FileNotFoundError, match="in the cache and HF_HUB_OFFLINE forbids the down"):
-        find("hf://google/gemma-3-1b-it")
-
-
 @pytest.mark.parametrize(
     ("handle", "what"),
     [

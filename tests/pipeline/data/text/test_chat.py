@@ -171,19 +171,6 @@ def test_the_template_is_found_where_hugging_face_puts_it(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "what"),
-    [
-        ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template is 5, not text"),
-        ("chat_template.jinja", b"\xff", "is not UTF-8"),
-    ],
-)
-def test_a_damaged_template_file_is_refused(tmp_path: Path, name: str, content: bytes, what: str):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{tmp_path / name}:? .*{what}"):
-        read_chat_template(tmp_path)
-
-
-@pytest.mark.parametrize(
     ("template", "what"),
     [
         ("{qestion}", r"no column 'qestion'; nearest: 'question' \(of \['answer', 'question'\]"),
