@@ -106,16 +106,12 @@ def locate_data(config: Config) -> list[str]:
     found, sources = MistakeCollector(), _prompt_sources(config)
     if config.sft.train is not None:
         sources["sft"] = config.sft.train
-    settings: dict[str, list[str]] = {}
-    for name, source in sources.items():
-        settings.setdefault(source.title, []).append(setting_name(name))
-    by_title = {source.title: source for source in sources.values()}
     places = [
-        found.attempt(locate_rows, by_title[title], where=", ".join(names))
-        for title, names in settings.items()
+        found.attempt(locate_rows, source, where=setting_name(name))
+        for name, source in sources.items()
     ]
     found.raise_if_any()
-    return [place for place in places if place is not None]
+    return [place for place in dict.fromkeys(places) if place is not None]
 
 
 def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:

@@ -155,14 +155,6 @@ def test_a_kaggle_model_is_downloaded_unless_that_version_is_cached(
     assert hub.asked == [(f"{VARIATION}/11", {}), (VARIATION, {})]
 
 
-def test_offline_the_newest_complete_version_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch):
-    hub = kaggle(monkeypatch, cache / "12")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert find(f"kaggle://{VARIATION}") == cache / "10"
-    for absent in (f"kaggle://{VARIATION}/11", "kaggle://google/gemma-2/flax/gemma2-2b-it"):
-        with pytest.raises(FileNotFoundError, match="is not in the cache and HF_HUB_OFFLINE forb"):
-            find(absent)
-    assert not hub.asked
 
 
 def test_without_network_the_newest_complete_version_is_used(
