@@ -100,12 +100,7 @@ class RewardInput:
 
 @dataclass(frozen=True)
 class RewardError:
-    """Why a completion has no score.
-
-    Attributes:
-        cause: the kind of error, under which it is counted.
-        message: one printable line, with file and line where they are known.
-    """
+    """Why a completion has no score, in one printable line with file and line where known."""
 
     cause: Cause
     message: str
@@ -158,10 +153,7 @@ def to_outcome(value: object) -> Outcome:
 
 
 def describe_error(error: BaseException) -> str:
-    """Type and message of an exception, e.g. `KeyError: 'x'`, as one printable line.
-
-    Never raises, even if the exception's own methods do.
-    """
+    """Type and message of an exception, e.g. `KeyError: 'x'`, as one printable line."""
     name = type(error).__name__
     try:
         text = f"{error}"

@@ -226,7 +226,12 @@ def _callable(
     """What is called, and the arguments that it still needs: a class is constructed with all."""
     if isinstance(function, type):
         _check_values(function.__init__, args)  # type: ignore[misc]
-        call = _construct(function, args)
+        try:
+            call = function(**args)
+        except BaseException as error:
+            given = ", ".join(f"{name} = {show_value(value)}" for name, value in args.items())
+            what = f"constructing it with {given or 'no arguments'} raises {describe_error(error)}"
+            raise ValueError(what) from error
         if not callable(call):
             raise ValueError(
                 f"objects of the class cannot be called: it has no __call__; {_forms()}"
@@ -307,15 +312,6 @@ def _check_values(call: Callable[..., Any], args: Mapping[str, object]) -> None:
             continue
     if mistakes:
         raise ValueError("; ".join(mistakes))
-
-
-def _construct(cls: type, args: Mapping[str, object]) -> object:
-    try:
-        return cls(**args)
-    except BaseException as error:
-        given = ", ".join(f"{name} = {show_value(value)}" for name, value in args.items())
-        given = given or "no arguments"
-        raise ValueError(f"constructing it with {given} raises {describe_error(error)}") from error
 
 
 def _forms(*kinds: Kind) -> str:

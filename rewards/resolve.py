@@ -34,7 +34,7 @@ def resolve(function: str) -> object:
     module = _load(Path(place)) if place.endswith(".py") else _import(place)
     found = getattr(module, name, None)
     if found is None:
-        known = [key for key, value in vars(module).items() if _is_public(key, value)]
+        known = [key for key, value in vars(module).items() if callable(value)]
         raise ValueError(f"{place} has no {name!r}{_nearest(name, known, place)}")
     return found
 
@@ -105,10 +105,6 @@ def _import(module_name: str) -> ModuleType:
     raise ValueError(
         f"no module {missing!r}; name a file of yours by its path: {module_name}.py:function"
     )
-
-
-def _is_public(name: str, value: object) -> bool:
-    return callable(value) and not name.startswith("_")
 
 
 def _nearest(name: str, known: list[str], where: str) -> str:

@@ -79,8 +79,6 @@ _SQUARE = re.compile(r"(?P<power>square|sq\.?|cubic|cu\.?)\s+(?P<unit>.+)")
 _POWERS = {"squared": "2", "cubed": "3", "square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _WORD = re.compile(r"(?:[^\W\d_]{2,}|[^\W\d_](?=-))(?:['-][^\W\d_]+)*")
 _LONGEST, _MOST_WORDS, _MOST_PARTS = 60, 4, 3
-
-
 _MULTIPLE = re.compile(
     r"[^\W\d]+illion(?:s|e|es|en|th)?|milliarden"
     r"|(?:doubl|tripl|(?:quadr|quint|sext|sept|oct)upl|halv)(?:e|es|ed|ing)"
@@ -94,12 +92,10 @@ _COMPOUNDS = frozenset({"kilowatt", "megawatt", "watt", "ampere", "amp", "man", 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a text says as a unit.
+    """What a text says as a unit, in one spelling; "" for no unit.
 
-    Attributes:
-        name: in one spelling; "" for no unit.
-        is_plain: whether it can only be the unit of the number before it. Other units count where
-            the reference has the same.
+    A plain one can only be the unit of the number before it. Others count where the reference has
+    the same.
     """
 
     name: str
@@ -107,11 +103,9 @@ class Unit:
 
 
 def read_unit(text: str, *, one: bool = False) -> Unit | None:
-    """The unit that a text says; None if it is no unit.
+    """The unit that a text says after a number; None if it is no unit.
 
-    Args:
-        text: what follows a number.
-        one: whether the number is 1 or less, which stands before a singular.
+    `one` says whether the number is 1 or less, which stands before a singular.
 
     >>> read_unit("kilometers per hour")
     Unit(name='km/h', is_plain=True)

@@ -40,7 +40,7 @@ class Packing:
     """What packed rows hold on average.
 
     Attributes:
-        positions: positions of the rows for each rollout, padding included.
+        positions: positions of the rows for each rollout, with padding.
         tokens: those of them that hold tokens.
         learned: share of the positions that predict a token of a completion.
         sequence: length of a sequence whose tokens attend to as many keys on average.

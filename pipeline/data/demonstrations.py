@@ -49,8 +49,8 @@ def load_demonstrations(
 ) -> LoadedDemonstrations:
     """Loads the rows of `sft.train`.
 
-    A completion is the text of the completion column, or without that column the last turn of a row
-    in chat format, and its end token: that of the turn with turns, `<eos>` with plain prompts. With
+    A completion is the text of the completion column, or without it the last turn of a row in chat
+    format, and its end token: that of the turn with turns, `<eos>` with plain prompts. With
     `prompt.answer_prefix` the text must begin with the prefix, which becomes part of the prompt, as
     in GRPO; the rest is the completion.
 

@@ -20,12 +20,7 @@ def split_lines(
 ) -> Iterator[str]:
     """The first prompt token by token, with its row and reference answer; lengths of all prompts.
 
-    Args:
-        name: of the split.
-        split: with at least one prompt.
-        rollout: has the length limits.
-        tokenizer: the model's tokenizer.
-        width: of the terminal in characters.
+    `rollout` has the length limits; `width` is that of the terminal in characters.
     """
     first = split.prompts[0]
     answer = "no reference answer" if first.answer is None else f"answer {first.answer!r}"

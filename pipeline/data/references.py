@@ -22,24 +22,14 @@ _SOLUTIONS = {
 
 @dataclass(frozen=True)
 class Notice:
-    """Something about the reference answers of a split.
-
-    Attributes:
-        what: what was found, with the setting and an example.
-        advice: what to do.
-    """
+    """What was found about reference answers, with the setting and an example; what to do."""
 
     what: str
     advice: str
 
 
 def reference_notices(config: Config, data: LoadedData) -> Iterator[Notice]:
-    """A notice for each split whose references are solutions, and for answers in prompts.
-
-    Args:
-        config: of the run.
-        data: its data, with the references that rewards and evaluations compare with.
-    """
+    """A notice for each split whose references are solutions, and for answers in prompts."""
     column = config.data.answer_column
     if column in template_columns(config.prompt.template):
         what = f"prompt.template shows the model the reference answer, {{{column}}}"

@@ -60,12 +60,9 @@ class TooLong:
 
 
 def clean_row(row: Row, *, columns: Sequence[str], chat: str | None = None) -> Row | Malformed:
-    """The row with the values of `columns` as text; Malformed if one of them is invalid.
+    """The row with the values of `columns` as text, and the messages of the column `chat`, if any.
 
-    Args:
-        row: with the values of the dataset.
-        columns: required columns.
-        chat: column with the messages of a row in chat format; None: there is none.
+    Malformed if one of them is absent or invalid.
     """
     texts = {}
     for column in columns:

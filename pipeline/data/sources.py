@@ -41,8 +41,7 @@ class Columns:
 
     Attributes:
         required: columns that it must have.
-        chat: that one of `required` which may be in chat format. If one row has messages there,
-            all must have them.
+        chat: that one of `required` which may be in chat format, in all rows.
         required_in_chat: columns that a dataset in chat format must have.
         optional: further columns that are checked if it has them.
     """
@@ -85,12 +84,7 @@ def read_rows(
 ) -> tuple[list[T], tuple[Malformed, ...], tuple[TooLong, ...]]:
     """Reads the rows of `source` and makes something of each.
 
-    Args:
-        source: the dataset.
-        columns: whose values become text.
-        where: the setting that names the source, for error messages.
-        policy: `data.malformed`.
-        make: what a row becomes.
+    `where` is the setting that names the source, for messages, and `policy` is `data.malformed`.
 
     Returns:
         The results of `make` in the source's order, the malformed and the overlong rows.

@@ -29,12 +29,7 @@ Parser = Callable[[Path, int | None], Parsed]
 def parse_jsonl(path: Path, limit: int | None) -> Parsed:
     """Parses one JSON object per line; the numbers are line numbers, blank lines are skipped.
 
-    Args:
-        path: the file.
-        limit: maximum number of rows to read, including malformed ones; None: all.
-
-    Raises:
-        ValueError: if the file is damaged gzip.
+    `limit` is the maximum number of rows to read, malformed ones included.
     """
     rows, malformed = list[Row](), list[Malformed]()
     for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):
@@ -127,11 +122,7 @@ def parser_of(path: str) -> Parser | None:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """The file's bytes, decompressed if they are gzip.
-
-    Raises:
-        ValueError: if they are damaged gzip.
-    """
+    """The file's bytes, decompressed if they are gzip; ValueError if that is damaged."""
     content = path.read_bytes()
     if content.startswith(_GZIP_MAGIC):
         try:

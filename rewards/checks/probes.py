@@ -54,13 +54,10 @@ class ProbeRow:
 
 @dataclass(frozen=True)
 class Probe:
-    """A completion to score.
+    """A completion to score, of the row at a position (-1 for cases).
 
-    Attributes:
-        name: says what the completion is, in the same words for all rows.
-        kind: how it must compare with the reference.
-        row: position of its row; -1 for cases.
-        given: input of the reward functions.
+    The name says what it is, in the same words for all rows; the kind, how it must compare with the
+    reference.
     """
 
     name: str
@@ -83,10 +80,8 @@ def make_probes(
 
     Args:
         rows: of the dataset.
-        form: of a right completion, with the words REASONING and ANSWER; None: as `prompt.answer`
-            says.
-        plain: whether the prompts are text without turns, after which completions may begin with a
-            space.
+        form: of a right completion, with the words REASONING and ANSWER; None: `expected_form`.
+        plain: whether prompts have no turns, after which completions may begin with a space.
         characters: length of a very long completion.
     """
     answers = [row.given.answer for row in rows if row.given.answer is not None]

@@ -31,13 +31,9 @@ Outcomes = Mapping[str, Outcome]
 
 @dataclass(frozen=True)
 class Scored:
-    """A probe with its scores.
+    """A probe with its outcomes, scored with other probes and, of some parts, alone.
 
-    Attributes:
-        probe: what was scored.
-        outcomes: of each part, scored with other probes.
-        total: the weighted sum, if there is one.
-        alone: outcomes of the parts that were also called with this probe alone.
+    `total` is the weighted sum, if there is one.
     """
 
     probe: Probe
@@ -48,13 +44,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Trial:
-    """What the reward functions returned.
-
-    Attributes:
-        rewards: settings of the functions.
-        facts: what the functions reported, by part.
-        scored: the probes in order.
-    """
+    """What the reward functions reported by part, and returned for the probes in order."""
 
     rewards: Rewards
     facts: Mapping[str, RewardFacts]

@@ -35,9 +35,7 @@ _SILENCE_S = 5.0
 class RewardHost(AbstractAsyncContextManager["RewardHost"]):
     """The processes of all reward functions; as a context manager it ends them.
 
-    Args:
-        rewards: functions, number of processes, limits.
-        log: receives output and errors of the functions.
+    The log receives output and errors of the functions.
     """
 
     def __init__(self, rewards: Rewards, *, log: RewardLog) -> None:
@@ -45,11 +43,7 @@ class RewardHost(AbstractAsyncContextManager["RewardHost"]):
         self._parts = [_Part(part, rewards, log) for part in rewards.functions]
 
     async def start(self) -> list[RewardFacts]:
-        """Starts all processes; returns what they report, by function.
-
-        Raises:
-            ValueError: with a line for each function that cannot be used.
-        """
+        """Starts all processes; returns what they report, by function; raises as `check`."""
         started = await asyncio.gather(
             *(part.start() for part in self._parts), return_exceptions=True
         )
@@ -67,10 +61,7 @@ class RewardHost(AbstractAsyncContextManager["RewardHost"]):
     async def score(
         self, inputs: Sequence[RewardInput], *, without: Container[str] = ()
     ) -> list[dict[str, Outcome]]:
-        """The outcome of each function but those `without`, by name, for each input.
-
-        May be called concurrently.
-        """
+        """The outcome of each function but those `without`, by name, for each input."""
         parts = [part for part in self._parts if part.name not in without]
         scored = await asyncio.gather(*(part.score(inputs) for part in parts))
         return [

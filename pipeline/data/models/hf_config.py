@@ -33,12 +33,9 @@ _NULLABLE = ("attn_logit_softcapping", "final_logit_softcapping")
 
 @dataclass(frozen=True)
 class _Key:
-    """A key of a text model.
+    """A key of a text model: whether a value is supported, and what is wrong with others.
 
-    Attributes:
-        accepts: whether a value is supported.
-        wrong: what is wrong with others; follows the value in a message.
-        default: transformers', which published files omit; _ABSENT: not filled in.
+    The default is that of transformers, which published files omit; _ABSENT is not filled in.
     """
 
     accepts: Callable[[Any], bool]

@@ -63,15 +63,9 @@ _BYTES = np.dtype(np.uint8)
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a safetensors file.
+    """A tensor at an offset of a safetensors file, in bytes.
 
-    Attributes:
-        name: name in the file.
-        path: the file.
-        dtype: NumPy name of a data type in `STORED_TYPES`, otherwise safetensors' name.
-        shape: shape of the tensor.
-        offset: offset of the first byte in the file.
-        num_bytes: size in the file.
+    `dtype` is NumPy's name of a data type in `STORED_TYPES`, otherwise safetensors' name.
     """
 
     name: str

@@ -25,7 +25,7 @@ class Turns:
 
     Attributes:
         start: piece that begins a turn, before the name of its role.
-        end: piece that ends a turn.
+        end: piece that ends it.
         has_system: whether there is a turn of the system; otherwise its text begins the user's
             first turn.
         think: piece at the beginning of the system's turn that makes the model think before it
@@ -156,11 +156,10 @@ def render(
     Args:
         prompt: the prompt settings.
         row: the columns of the dataset's row.
-        template: the chat template of the model's folder, used with `prompt.turn = "auto"`; None:
-            Gemma's turns.
-        turns: the turns of the model.
-        messages: the turns in place of the question, as in `Row.messages`, not for plain text;
-            None: the question is `prompt.template` with the columns of `row`.
+        template: of the model's folder, used with `prompt.turn = "auto"`; None: Gemma's turns.
+        turns: of the model.
+        messages: in place of the question, as in `Row.messages`, not for plain text; None: the
+            question is `prompt.template` with the columns of `row`.
 
     Raises:
         ValueError: if `prompt.template` contains a column that `row` lacks, or the chat template

@@ -19,13 +19,8 @@ def check_tokenizer(
 ) -> None:
     """Refuses a tokenizer that does not match `config.json` and `generation_config.json`, if any.
 
-    Pieces that were added to the vocabulary may lack a row.
-
-    Args:
-        tokenizer: the tokenizer.
-        folder: the model's folder.
-        vocab_size: rows of the embedding; None: the value of `config.json`.
-        stop_tokens: pieces that end a completion.
+    Pieces that were added to the vocabulary may lack a row. `vocab_size` is the number of rows, by
+    default that of `config.json`.
 
     Raises:
         ValueError: with a line for each contradiction.

@@ -155,8 +155,6 @@ def test_a_kaggle_model_is_downloaded_unless_that_version_is_cached(
     assert hub.asked == [(f"{VARIATION}/11", {}), (VARIATION, {})]
 
 
-
-
 def test_without_network_the_newest_complete_version_is_used(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
