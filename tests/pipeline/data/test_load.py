@@ -54,18 +54,6 @@ def _load_train(config: Config, tokenizer: Tokenizer) -> LoadedSplit:
     return load_split("train", config.data.train, config=config, maker=maker)
 
 
-def test_a_row_becomes_a_prompt(tokenizer: Tokenizer, tmp_path: Path):
-    path = _write(tmp_path / "a.jsonl", [{**GOOD, "cases": [1, 2], "hard": True}])
-    (prompt,) = _load(path, tokenizer).prompts
-    assert prompt.text == (
-        "<start_of_turn>user\ntom has 1 apples.<end_of_turn>\n<start_of_turn>model\n"
-    )
-    assert prompt.tokens.tolist() == [2, *tokenizer.encode(prompt.text)]
-    assert prompt.tokens.dtype == "int32"
-    assert (prompt.id, prompt.answer) == (1, "1")
-    assert prompt.row == {**GOOD, "cases": [1, 2], "hard": True}
-
-
 BROKEN: list[tuple[Any, str]] = [
     ('{"question": "q", "answer": ', "not JSON: Expecting value"),
     ('["q", "1"]', "a value of type list, not an object with columns"),
@@ -104,19 +92,6 @@ def test_the_refusal_lists_ten_rows_and_the_count(tokenizer: Tokenizer, tmp_path
         "  and 2 more",
         'fix them, or exclude them with data.malformed = "skip"',
     ]
-
-
-def test_the_answer_is_extracted_by_its_pattern(tokenizer: Tokenizer, tmp_path: Path):
-    rows = [
-        {"question": "q", "answer": "2+2=4\n#### 4 "},
-        {"question": "q", "answer": "none"},
-        {"question": "q", "answer": "####  "},
-    ]
-    path = _write(tmp_path / "a.jsonl", rows)
-    split = _load(path, tokenizer, answer_pattern=r"#### (.*)", malformed="skip")
-    assert [p.answer for p in split.prompts] == ["4"]
-    reason = "column 'answer' has no match of the pattern '#### (.*)'"
-    assert split.malformed == (Malformed(2, reason), Malformed(3, reason))
 
 
 def test_overlong_prompts_are_excluded_and_never_truncated(tokenizer: Tokenizer, tmp_path: Path):
@@ -203,22 +178,6 @@ def _splits(folder: Path, **names: str) -> Config:
         for name, text in names.items()
     }
     return _config(sources.pop("train"), prompt={"turn": "plain"}, **sources)
-
-
-def test_splits_are_disjoint(tokenizer: Tokenizer, tmp_path: Path):
-    data = load_data(_splits(tmp_path, train="abcdeaf", validation="bcxyx", test="ctxs"), tokenizer)
-    assert data.validation is not None
-    texts = [
-        "".join(p.text for p in split.prompts) for split in (data.train, data.validation, data.test)
-    ]
-    assert texts == ["adeaf", "by", "ctxs"]
-    assert (data.train.overlaps, data.validation.overlaps, data.test.overlaps) == (2, 3, 0)
-    assert (data.train.duplicates, data.validation.duplicates) == (1, 1)
-    assert data.report == (
-        "train: 5 prompts, excluded: 2 in a later split, duplicates kept: 1",
-        "validation: 2 prompts, excluded: 3 in a later split, duplicates kept: 1",
-        "test: 4 prompts",
-    )
 
 
 def _texts(split: LoadedSplit | None) -> str:

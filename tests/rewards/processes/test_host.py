@@ -30,7 +30,6 @@ BAD = {
     # name: (body where the text is "bad", cause, part of the message or of the log)
     "loop": ("while True: pass", "timed_out", "in loop"),
     "prints_for_ever": ("while True: print('x' * 1000)", "timed_out", "further output"),
-    "exits_at_once": ("os._exit(3)", "died", "ended with status 3"),
     "exits_before_its_child": (
         "if os.fork(): os._exit(3)\nos.setsid(); time.sleep(1000)",
         "died",

@@ -12,7 +12,6 @@ import kagglehub
 import pytest
 import requests
 from huggingface_hub import errors
-from kagglehub import exceptions
 
 from configs.schema import Model
 from pipeline.data.models.model_source import (
@@ -162,28 +161,3 @@ def test_without_network_the_newest_complete_version_is_used(
     assert find(f"kaggle://{VARIATION}") == cache / "10"
     with pytest.raises(FileNotFoundError, match="Kaggle cannot be reached: no route"):
         find("kaggle://google/gemma-2/flax/gemma2-2b-it")
-
-
-def kaggle_error(status: int) -> Exception:
-    response: Any = SimpleNamespace(status_code=status)
-    return exceptions.KaggleApiHTTPError("as Kaggle says", response=response)
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind", "what"),
-    [
-        (kaggle_error(403), ValueError, r"accept it at .*/models/google/gemma-3, then log"),
-        (kaggle_error(404), FileNotFoundError, "does not exist; see .*/models/google/gemma-3"),
-    ],
-)
-def test_kaggle_errors_are_explained(
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    answer: Exception,
-    kind: type[Exception],
-    what: str,
-):
-    kaggle(monkeypatch, answer)
-    with pytest.raises(kind, match=what) as raised:
-        find("kaggle://google/gemma-3/flax/gemma3-4b-it")
-    assert str(raised.value).startswith("model.path: kaggle://google/gemma-3/flax/gemma3-4b-it")
