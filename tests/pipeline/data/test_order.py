@@ -81,8 +81,8 @@ def _continued(total: int, *, seed: int, start: int, count: int, window: int) ->
 def test_the_order_is_the_same_on_every_machine():
     drawn = [_ids(7, seed=3, step=step, per_step=3) for step in range(5)]
     assert drawn == [[6, 1, 5], [2, 4, 3], [0, 3, 5], [6, 4, 0], [2, 1, 4]]
-    drawn = [f"{source[0]}{id_}" for source, id_ in _mixed(7)]
-    assert drawn == ["t11", "t3", "t15", "t32", "t31", "t33", "t19", "m4", "m8", "m6", "r1", "r0"]
+    mixed = [f"{source[0]}{id_}" for source, id_ in _mixed(7)]
+    assert mixed == ["t11", "t3", "t15", "t32", "t31", "t33", "t19", "m4", "m8", "m6", "r1", "r0"]
     assert _continued(7, seed=3, start=5, count=4, window=4) == [3, 0, 5, 6]
 
 
