@@ -78,39 +78,6 @@ def ids(batch: TokenBatch) -> list[int]:
     return [name.prompt_id for name in batch.completions]
 
 
-def test_micro_batches_by_hand():
-    rollouts = [
-        rollout(1, 2, 1, advantage=0.5),
-        rollout(2, 3, 4, advantage=-1.5),
-        rollout(3, 1, 2, advantage=2.0),
-        rollout(4, 5, 2, advantage=1.0),
-        rollout(5, 2, 1, advantage=1.0),
-    ]
-    first, second = pack(rollouts, length=8)
-    # The longest first, equal ones in the order of their names: 2 and 4 have 7 tokens, 1, 3 and 5
-    # have 3. Each takes a position less, as its last token is no input: a row of 8 takes one of
-    # each. The small remainder goes into a small micro-batch.
-    assert [ids(first), ids(second)] == [[2, 1, 4, 3], [5]]
-    rows = [[200, 201, 202, 203, 204, 205, 100, 101], [400, 401, 402, 403, 404, 405, 300, 301]]
-    np.testing.assert_array_equal(first.tokens, rows)
-    ends = [[PAD, PAD, 203, 204, 205, 206, PAD, 102], [PAD, PAD, PAD, PAD, 405, 406, 301, 302]]
-    np.testing.assert_array_equal(first.targets, ends)
-    np.testing.assert_array_equal(first.segments, [[1] * 6 + [2] * 2] * 2)
-    np.testing.assert_array_equal(first.positions, [[*range(6), *range(2)]] * 2)
-    assert first.prefixes is None
-    w = np.float32(1 / 10)
-    learned = np.array([[0, 0, 1, 1, 1, 1, 0, 1], [0, 0, 0, 0, 1, 1, 1, 1]])
-    np.testing.assert_array_equal(first.weights, learned * w)
-    advantages = [[-1.5] * 6 + [0.5] * 2, [1.0] * 6 + [2.0] * 2]
-    np.testing.assert_array_equal(first.advantages, learned * advantages)
-    np.testing.assert_array_equal(first.sampled_logprobs, -learned * first.targets)
-    np.testing.assert_array_equal(first.processed_logprobs, first.sampled_logprobs)
-    np.testing.assert_array_equal(second.tokens, [[500, 501] + [PAD] * 6])
-    np.testing.assert_array_equal(second.segments, [[1] * 2 + [0] * 6])
-    assert (first.num_tokens, first.num_padded) == (9, 0)
-    assert (second.num_tokens, second.num_padded) == (1, 6)
-
-
 def test_a_row_with_a_shared_prompt_by_hand():
     rollouts = [
         rollout(1, 3, 1, sample=0, advantage=0.5),
