@@ -163,12 +163,6 @@ def test_weights_by_hand(mode: TokenWeights, expected: list[float]):
     np.testing.assert_allclose(token_weights(rollouts, mode, budget=BUDGET), expected)
 
 
-def test_rollouts_truncated_by_length_can_be_masked():
-    rollouts = [rollout(0, 1, 1), rollout(1, 1, 3), rollout(2, 1, 5, stop_reason="length")]
-    masked = token_weights(rollouts, "token", budget=BUDGET, mask_overlong=True)
-    np.testing.assert_allclose(masked, [1 / 4, 1 / 4, 0])
-
-
 def test_batches_to_learn_use_the_configured_weights(tmp_path: Path):
     # Dr. GRPO divides by the budget of 28 tokens; one of three rollouts was truncated.
     config = make_config(

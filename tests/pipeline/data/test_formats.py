@@ -157,14 +157,6 @@ def test_columns_in_objects_have_dots(tokenizer: Tokenizer, tmp_path: Path, kind
     assert [(p.text, p.answer) for p in data.test.prompts] == [("t", "3")]
 
 
-def test_other_lists_do_not_make_a_column_chat_format(tokenizer: Tokenizer, tmp_path: Path):
-    rows = [{"question": one} for one in ("a", [], [{"value": "x"}])]
-    data = load(tokenizer, tmp_path, rows, data={"malformed": "skip"})
-    assert [p.messages for p in data.train.prompts] == [None]
-    reason = "column 'question' is a value of type list, not text or a number"
-    assert data.train.malformed == (Malformed(2, reason), Malformed(3, reason))
-
-
 def test_messages_need_turns_and_a_template(tokenizer: Tokenizer, tmp_path: Path):
     with pytest.raises(ValueError, match=r'row 1: column \'messages\' has .* "plain" has none'):
         load(tokenizer, tmp_path, [chat("a")], prompt={**IN_CHAT, "turn": "plain"})

@@ -46,14 +46,6 @@ def test_what_is_noticed(answer: str | None, advice: str | None) -> None:
     assert any(advice in notice.advice for notice in found) if advice else found == []
 
 
-def test_a_notice_names_the_setting_and_an_example() -> None:
-    data = LoadedData(split("12"), None, split("7", "a\n#### 8", None), {"own": split("#### 9")})
-    first, second = reference_notices(make_config(Path()), data)
-    assert first.what.startswith("data.test: 1 of 2 reference answers are solutions that end in")
-    assert first.what.endswith(r"as 'a\n#### 8'")
-    assert second.what.startswith("eval.sets (own): 1 of 1 ")
-
-
 def test_a_template_with_the_answer_is_noticed() -> None:
     prompt = {"template": r"{question} Write \boxed{answer}."}
     data = LoadedData(split("12"), None, split("7"))

@@ -154,12 +154,6 @@ def test_formats_of_transformers_4_and_5_are_equivalent(scaling: dict[str, Any] 
     assert four["rope_scaling"] == (LINEAR if scaling else None)
 
 
-def test_missing_rope_settings_get_defaults():
-    found = read(rope_theta=None, rope_local_base_freq=None)
-    assert (found["rope_theta"], found["rope_local_base_freq"]) == (1e6, 1e4)
-    assert read(rope_theta=None, rope_local_base_freq=None, rope_parameters={}) == found
-
-
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
