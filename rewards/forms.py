@@ -15,6 +15,7 @@ one by one.
 from __future__ import annotations
 
 import asyncio
+import copy
 import difflib
 import inspect
 import json
@@ -148,7 +149,7 @@ class Form:
     def _call_batch(self, inputs: Sequence[RewardInput]) -> Sequence[object]:
         """The values of a batch, one for each completion."""
         if self.offered is None:
-            returned = self.call(tuple(inputs))
+            returned = self.call(tuple(map(copy.deepcopy, inputs)))
         else:
             rows = [self._given(one) for one in inputs]
             names = dict.fromkeys(name for row in rows for name in row)
@@ -156,14 +157,16 @@ class Form:
         return [self._result(value) for value in _values(self._result(returned), len(inputs))]
 
     def _given(self, one: RewardInput) -> dict[str, object]:
-        """The keyword arguments for one input."""
+        """The keyword arguments for one input, copied: a function may change what it is given."""
         assert self.offered is not None
         columns = {
             name: value
             for name, value in one.row.items()
             if name in self.names or (self.takes_all and name not in self.hidden)
         }
-        return {**columns, **{name: get(one) for name, get in self.offered.items()}}
+        return copy.deepcopy(
+            {**columns, **{name: get(one) for name, get in self.offered.items()}}
+        )
 
 
 def recognise(function: object, args: Mapping[str, object]) -> Form:

@@ -5,6 +5,7 @@ Malformed rows are reported with their numbers. Independent of columns and their
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -32,7 +33,8 @@ def parse_jsonl(path: Path, limit: int | None) -> Parsed:
     `limit` is the maximum number of rows to read, malformed ones included.
     """
     rows, malformed = list[Row](), list[Malformed]()
-    for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):
+    content = _read_bytes(path)
+    for number, line in enumerate(content.split(b"\n"), start=1):
         if not line.strip():
             continue
         if len(rows) + len(malformed) == limit:
@@ -45,6 +47,8 @@ def parse_jsonl(path: Path, limit: int | None) -> Parsed:
             malformed.append(Malformed(number, f"not JSON: {error}"))
         else:
             _add(value, number, rows, malformed)
+    if malformed and not rows and content.lstrip(codecs.BOM_UTF8 + b" \r\n").startswith(b"["):
+        raise ValueError("a JSON list, not one object per line; call the file .json")
     return rows, malformed
 
 
@@ -56,8 +60,9 @@ def parse_json(path: Path, limit: int | None) -> Parsed:
     """
     try:
         values = json.loads(_read_bytes(path).decode("utf-8-sig"))
-    except RecursionError as error:
-        raise ValueError(f"not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        hint = "a file with one object per line is called .jsonl"
+        raise ValueError(f"not a JSON list: {error}; {hint}") from None
     if not isinstance(values, list):
         raise ValueError(f"{kind_of(values)}, not a list of objects")
     rows, malformed = list[Row](), list[Malformed]()
@@ -73,8 +78,8 @@ def parse_csv(path: Path, limit: int | None, *, separator: str = ",") -> Parsed:
     skipped, as is a first column without a name, in which pandas writes its index.
 
     Raises:
-        ValueError: also if the file has another separator, two columns share a name, or another
-            column has none.
+        ValueError: also if the file has another separator, two columns share a name, another column
+            has none, or a quote is never closed: what follows it would be one value.
     """
     csv.field_size_limit(_LONGEST_FIELD)
     # Bytes that are not UTF-8 become surrogates, so that their rows are found.
@@ -89,6 +94,9 @@ def parse_csv(path: Path, limit: int | None, *, separator: str = ",") -> Parsed:
         except StopIteration:
             break
         except csv.Error as error:
+            if "unexpected end" in str(error):
+                what = f"a quote in the row of line {number} is never closed"
+                raise ValueError(f'{what}; close it, or write "" for a quote in a value') from None
             malformed.append(Malformed(number, f"not CSV: {error}"))
             continue
         if not any(map(str.strip, values)):
@@ -122,13 +130,16 @@ def parser_of(path: str) -> Parser | None:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """The file's bytes, decompressed if they are gzip; ValueError if that is damaged."""
+    """The file's bytes, decompressed if they are gzip; ValueError if it is damaged, or UTF-16."""
     content = path.read_bytes()
     if content.startswith(_GZIP_MAGIC):
         try:
-            return gzip.decompress(content)
+            content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"not gzip: {error}") from None
+    # In UTF-16 one of the two bytes of the first character is zero, unless a mark precedes it.
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:2]:
+        raise ValueError("UTF-16, not UTF-8; convert it, e.g. with iconv -f UTF-16 -t UTF-8")
     return content
 
 

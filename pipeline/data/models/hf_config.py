@@ -1,7 +1,7 @@
 """Reads the text model's settings from a `config.json`, with transformers' defaults. No JAX.
 
 By hand instead of by transformers' AutoConfig, which takes more than a second to import, stops at
-the first mistake, and reads other keys in each version.
+the first mistake, keeps unknown keys silently, and reads other keys in each version.
 """
 
 from __future__ import annotations
@@ -116,6 +116,28 @@ _KEYS: dict[str, dict[str, _Key]] = {
     },
 }
 """The keys of each kind of model that decide what it computes."""
+_ROPE_KEYS = {
+    GEMMA2: {"rope_theta", "rope_scaling", "rope_parameters"},
+    GEMMA3: {"rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq"},
+    GEMMA4: {"rope_parameters"},
+}
+_HARMLESS = frozenset(
+    {
+        *("model_type", "architectures", "dtype", "torch_dtype", "transformers_version"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "layer_types", "quantization_config"),
+        # Have an effect only together with others.
+        *("num_global_key_value_heads", "num_experts", "top_k_experts", "moe_intermediate_size"),
+        # Of training by transformers, of its caches and outputs, and of other tasks.
+        *("attention_dropout", "initializer_range", "max_position_embeddings", "use_cache"),
+        *("cache_implementation", "hidden_act", "chunk_size_feed_forward", "id2label", "label2id"),
+        *("is_encoder_decoder", "output_attentions", "output_hidden_states", "problem_type"),
+        *("return_dict", "tokenizer_class", "is_decoder", "add_cross_attention"),
+        *("sliding_window_size", "pruned_heads", "torchscript", "use_bfloat16"),
+        *("tie_encoder_decoder", "temperature", "top_k", "top_p", "do_sample", "max_length"),
+    }
+)
+"""Keys that are checked elsewhere, or change nothing."""
+_HARMLESS_STARTS = ("_", "unsloth")
 _INHERITED = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"),
     *("dtype", "torch_dtype", "quantization_config"),
@@ -155,7 +177,7 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {key: one.default for key, one in keys.items() if one.default is not _ABSENT}
     whole = {**defaults, **given, "architectures": [_ARCHITECTURES[kind]]}
     full, sliding = _ropes(whole, wrong)
-    wrong += _quantized(whole)
+    wrong += _wrong_keys(whole)
     values = [
         f"{key} is {show(whole[key])}, {one.wrong}"
         for key, one in keys.items()
@@ -220,13 +242,19 @@ def _read_per_layer_config(given: dict[str, Any]) -> list[str]:
     return []
 
 
-def _quantized(text: Mapping[str, Any]) -> Iterator[str]:
+def _wrong_keys(text: Mapping[str, Any]) -> Iterator[str]:
+    """Quantized weights, and keys that nothing here knows: they may change the model."""
     if quantized := text.get("quantization_config"):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         yield (
             f"quantization_config: the weights are quantized ({show(method)}), which is not "
             "supported; set model.path to the model before that, which model.quantization quantizes"
         )
+    kind = text["model_type"]
+    for key in sorted(text.keys() - _KEYS[kind].keys() - _ROPE_KEYS[kind] - _HARMLESS):
+        if not key.startswith(_HARMLESS_STARTS):
+            value = show(text[key])
+            yield f"{key} = {value} is unknown; remove it if the weights do not depend on it"
 
 
 def _layer_types(text: Mapping[str, Any]) -> Any:

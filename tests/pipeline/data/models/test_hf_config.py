@@ -108,6 +108,16 @@ def test_defaults_are_those_of_transformers(name: str, kind: str):
     assert read_model_shape(theirs) == read_model_shape({"model_type": kind})
 
 
+@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "gemma3", "gemma4_text", "gemma4"])
+def test_every_key_of_transformers_is_read_or_ignored_and_others_are_refused(name: str):
+    theirs = transformers.AutoConfig.for_model(name).to_dict()
+    theirs = theirs.get("text_config", theirs)
+    invalid = dict.fromkeys(theirs, "x") | {"model_type": theirs["model_type"], "layer_scale": 2}
+    with pytest.raises(ValueError, match=r"layer_scale = 2 is unknown; remove it") as raised:
+        text_config(invalid)
+    assert str(raised.value).count("is unknown") == 1
+
+
 def per_layer_config(**changes: Any) -> dict[str, Any]:
     """Gemma 4 settings as transformers 5.15 writes them: without `global_head_dim`."""
     text = {k: v for k, v in GEMMA4_E2B["text_config"].items() if k != "global_head_dim"}
