@@ -55,7 +55,7 @@ def check(
     own = [] if cases is None else _read_cases(Path(cases), config, data)
     trial = asyncio.run(_try(config, data, [*probes, *(probe for _, probe in own)], log=log))
     findings = [
-        *find(trial),
+        *find(trial, rollouts_per_step=config.rollout.size),
         *mismatches([case for case, _ in own], trial),
         *_of_references(config, data),
     ]
@@ -76,7 +76,7 @@ def dry_run(prepared: Prepared) -> int:
     config = config.model_copy(update={"rewards": config.rewards.single_process()})
     probes = _probes(config, data, rows=_DRY_RUN_ROWS)
     trial = asyncio.run(_try(config, data, probes, log=RewardLog(None), short=True))
-    found = find(trial)
+    found = find(trial, rollouts_per_step=config.rollout.size)
     failing = [one for one in found if one.fails]
     shown = f"rewards, tried on {len(probes)} completions"
     say(f"{shown} (python -m launch.reward CONFIG.toml shows more):", file=sys.stderr)
@@ -172,6 +172,7 @@ def _figures(trial: Trial, findings: Sequence[Finding]) -> dict[str, Any]:
                 "function": part.function,
                 "form": trial.facts[part.name].kind,
                 "weight": part.weight,
+                "seconds": trial.seconds.get(part.name),
             }
             for part in trial.rewards.functions
         ],
@@ -226,6 +227,9 @@ def _lines(config: Config, figures: Figures, findings: Sequence[Finding]) -> Ite
     for probe in figures["probes"]:
         cells = [_cell(probe["columns"].get(name)) for name in columns]
         rows.append([probe["name"], f"{probe['n']}", *cells, probe["kind"]])
+    seconds = {part["name"]: part["seconds"] for part in figures["parts"]}
+    cells = [f"{each:.2g} s" if (each := seconds.get(name)) else "" for name in columns]
+    rows.append(["time of a completion", "", *cells, ""])
     yield from table(rows)
     yield ""
     yield from _finding_lines(findings, error="ERROR")

@@ -16,6 +16,8 @@ from rewards.base import Outcome
 from rewards.checks.probes import EMPTY, REFERENCE, SPACE, Kind
 from rewards.checks.trial import Scored, Trial
 
+SLOW_STEP_S = 30.0
+"""Forecast seconds of a step's scores above which a part is called slow."""
 _TOLERANCE = 1e-9
 _SHOWN = 5
 
@@ -59,7 +61,7 @@ _RANKING: Mapping[Kind, tuple[str, str, str]] = {
 """Kind of the finding, what it says, and the advice, by kind of probe."""
 
 
-def find(trial: Trial) -> list[Finding]:
+def find(trial: Trial, *, rollouts_per_step: int) -> list[Finding]:
     """All findings of a trial, those that fail first.
 
     Without reference answers the findings that compare with them are not made.
@@ -71,6 +73,7 @@ def find(trial: Trial) -> list[Finding]:
         *_empty_beats_wrong(trial),
         *_without_information(trial),
         *_unstable(trial),
+        *_slow(trial, rollouts_per_step),
     ]
     return sorted(found, key=lambda finding: not finding.fails)
 
@@ -238,6 +241,20 @@ def _unstable(trial: Trial) -> Iterator[Finding]:
                 advice="a value must depend on its own completion only, which come in any order "
                 "and in batches of any size; seed random numbers with the completion, keep no "
                 "state between calls",
+            )
+
+
+def _slow(trial: Trial, rollouts_per_step: int) -> Iterator[Finding]:
+    for part in trial.rewards.functions:
+        workers, seconds = part.workers or trial.rewards.workers, trial.seconds.get(part.name, 0.0)
+        step_s = rollouts_per_step * seconds / workers
+        if step_s > SLOW_STEP_S:
+            yield Finding(
+                "slow",
+                what=f"{part.name!r} takes {seconds:.3g} s a completion: {step_s:,.0f} s for the "
+                f"{rollouts_per_step} rollouts of a step, with workers = {workers}",
+                advice="scoring overlaps generation, not the update: set more workers or, where it "
+                "waits for a server, write it as async def with concurrency",
             )
 
 

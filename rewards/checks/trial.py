@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from tqdm import tqdm
 
@@ -44,11 +46,16 @@ class Scored:
 
 @dataclass(frozen=True)
 class Trial:
-    """What the reward functions reported by part, and returned for the probes in order."""
+    """What the reward functions reported by part, and returned for the probes in order.
+
+    `seconds` are those of a process for a completion, by part, as the median over the names of
+    probes; a part of which every process died, or took too long, has none.
+    """
 
     rewards: Rewards
     facts: Mapping[str, RewardFacts]
     scored: Sequence[Scored]
+    seconds: Mapping[str, float]
 
     @property
     def weights(self) -> dict[str, float]:
@@ -72,7 +79,7 @@ async def run_trial(
     alone_rows = 0 if short else ALONE_ROWS
     count = len(probes) + sum(probe.row < alone_rows for probe in probes)
     with tqdm(total=count, unit="completion", delay=2, leave=False, disable=None) as bar:
-        together = await _score_together(probes, host, bar)
+        together, seconds = await _score_together(probes, host, bar)
         scored = list[Scored]()
         for probe, outcomes in zip(probes, together, strict=True):
             total, alone = combine(outcomes, weights=weights), dict[str, Outcome]()
@@ -82,23 +89,30 @@ async def run_trial(
                 bar.update()
             is_finite = total is not None and math.isfinite(total)
             scored.append(Scored(probe, outcomes, total if is_finite else None, alone))
-    return Trial(rewards, {one.name: one for one in facts}, scored)
+    return Trial(rewards, {one.name: one for one in facts}, scored, seconds)
 
 
 async def _score_together(
     probes: Sequence[Probe], host: RewardHost, bar: tqdm[object]
-) -> list[Outcomes]:
-    """The outcomes of all probes; a part that cost a process in all rows of one is given up."""
+) -> tuple[list[Outcomes], dict[str, float]]:
+    """The outcomes of all probes, and `Trial.seconds`.
+
+    A part that cost a process in all rows of a probe is given up.
+    """
     found, given_up = list[Outcomes](), dict[str, Outcome]()
+    seconds = defaultdict[str, list[float]](list)
     for _, group_probes in itertools.groupby(probes, key=lambda probe: probe.name):
         own = list(group_probes)
         inputs = [probe.given for probe in own]
         group = [outcomes | given_up for outcomes in await host.score(inputs, without=given_up)]
+        busy_s = host.busy_s()
         for name in group[0].keys() - given_up.keys():
             errors = [error for outcomes in group if (error := outcomes[name].error) is not None]
             lost = [error for error in errors if error.cause in _LOST]
             if len(lost) == len(group) and own[0].kind != "case":
                 given_up[name] = Outcome.failed(lost[0].cause, f"given up: {lost[0].message}")
+            else:
+                seconds[name].append(busy_s[name] / len(group))
         found += group
         bar.update(len(group))
-    return found
+    return found, {name: median(of_groups) for name, of_groups in seconds.items()}

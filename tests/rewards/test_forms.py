@@ -190,6 +190,28 @@ def test_async_functions_and_methods_score_one_input():
 def takes_all(completion: str, *, scale: float = 1.0, **columns: Any) -> None: ...
 
 
+def test_a_function_cannot_change_what_others_see():
+    def changes(completion: str, *, tools: list[str], row: dict[str, Any], messages: Any) -> float:
+        tools.append(completion)
+        row.clear()
+        messages[0]["content"] += "!"
+        return float(len(tools) + len(messages[0]["content"]))
+
+    def batch(inputs: Sequence[RewardInput]) -> list[float]:
+        return [changes("", **dict(one.row), row={}, messages=one.messages) for one in inputs]
+
+    def trl(completions: list[str], tools: list[list[str]], prompts: list[Any]) -> list[float]:
+        return [
+            changes("", tools=tools[n], row={}, messages=prompts[n]) for n in range(len(completions))
+        ]
+
+    given = replace(CHAT, row={"tools": ["a"]})
+    for function in (changes, batch, trl):
+        assert values(recognise(function, {}), given, given) == [6, 6]
+    assert given.row == {"tools": ["a"]}
+    assert CHAT.messages == ({"role": "user", "content": "ask"},)
+
+
 def needs_ids(prompts: list[str], completions: list[str], completion_ids: list[int]) -> None: ...
 
 

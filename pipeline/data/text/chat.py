@@ -7,7 +7,6 @@ text or in the data are literal.
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from configs.schema import Prompt
 from pipeline.data.models.hf_folder import read_object, read_text
+from pipeline.data.text.jinja_sandbox import check_limits, render_template
 
 
 @dataclass(frozen=True)
@@ -68,29 +68,21 @@ class ChatTemplate:
     def render(self, turns: Sequence[Turn], *, thinking: bool = False) -> str:
         """Renders the turns and the beginning of the model's next turn, without <bos>.
 
-        In transformers' sandbox, without the current time: a row gives the same prompt every day.
         With `thinking` the template's variable `enable_thinking` is true, else it is not defined.
+        The first call in a process also checks that the template keeps the limits of time and
+        memory, which takes seconds.
 
         Raises:
             ValueError: naming the file, if the template cannot be rendered, omits the text of the
                 user, or writes <bos> elsewhere than at the beginning.
         """
-        # Late: the import takes seconds. Without torch it would print a warning.
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-        from jinja2 import Undefined
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         messages = [{"role": who, "content": text} for who, text in turns]
         variables: dict[str, Any] = _SPECIAL | ({"enable_thinking": True} if thinking else {})
         try:
-            (text,), _ = render_jinja_template(
-                [messages],
-                chat_template=self.text,
-                add_generation_prompt=True,
-                strftime_now=Undefined(name="strftime_now"),
-                **variables,
-            )
-            text = text.removeprefix(BOS)
+            if self.text not in _CHECKED:
+                check_limits(self.text, messages, variables)
+                _CHECKED.add(self.text)
+            text = render_template(self.text, messages, variables).removeprefix(BOS)
             if BOS in text:
                 raise ValueError(f"it writes {BOS} elsewhere than once at the beginning")
             omitted = [said for who, said in turns if who == "user" and said.strip() not in text]
@@ -102,7 +94,11 @@ class ChatTemplate:
                 f"{self.path}: the chat template fails: {reason}; "
                 'prompt.turn = "gemma" uses Gemma\'s turns instead'
             ) from None
-        return str(text)
+        return text
+
+
+_CHECKED: set[str] = set()
+"""Templates that keep the limits of `check_limits`."""
 
 
 def template_columns(template: str) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ def test_a_value_that_depends_on_the_batch_is_named():
     trial = tried(
         [row(None, number=n) for n in range(3)], "tests.launch.planted_rewards:batch_size"
     )
-    (found,) = [one for one in find(trial) if one.kind == "unstable"]
+    (found,) = [one for one in find(trial, rollouts_per_step=8) if one.kind == "unstable"]
     assert "'part' has different values in two calls" in found.what
     assert "'copy of the prompt': 3.0 with others, 1.0 alone" in found.what
 
@@ -95,8 +95,18 @@ def test_a_function_that_hangs_is_given_up():
     assert {error.cause for error in errors} == {"timed_out"}
     assert len(errors) == len(trial.scored)
     assert errors[-1].message.startswith("given up: ")
-    first = find(trial)[0]
+    first = find(trial, rollouts_per_step=8)[0]
     assert (first.kind, first.fails) == ("errors", True)
+    assert trial.seconds == {}
+
+
+def test_a_slow_part_is_named_with_the_time_of_a_step():
+    trial = tried([row(None)], "tests.launch.planted_rewards:batch_size", workers=2)
+    assert trial.seconds["part"] > 0
+    slow = replace(trial, seconds={"part": 0.25})
+    (found,) = [one for one in find(slow, rollouts_per_step=512) if one.kind == "slow"]
+    assert "0.25 s a completion: 64 s for the 512 rollouts of a step, with workers = 2" in found.what
+    assert "slow" not in [one.kind for one in find(slow, rollouts_per_step=128)]
 
 
 @pytest.mark.parametrize(

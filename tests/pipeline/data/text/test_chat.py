@@ -136,7 +136,8 @@ def test_only_auto_uses_the_models_template():
         (read_case("tmpl_space_bos.jinja"), "it writes <bos> elsewhere than once at the beginning"),
     ],
 )
-def test_an_unusable_template_is_refused(template: str, what: str):
+def test_an_unusable_template_is_refused(monkeypatch: pytest.MonkeyPatch, template: str, what: str):
+    monkeypatch.setattr("pipeline.data.text.chat._CHECKED", {template})  # without a child process
     with pytest.raises(ValueError, match=rf"^folder/file: the chat template fails: .*{what}"):
         render(Prompt(), {"question": "q"}, template=template)
     assert render(Prompt(turn="gemma"), {"question": "q"}, template=template)
@@ -191,3 +192,17 @@ def test_placeholders_are_looked_up_and_never_evaluated(template: str):
         render(Prompt(template=template), {"question": "q"})
     column = template.strip("{}")
     assert render(Prompt(template=template, turn="plain"), {column: "as it is"}) == "as it is"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "2 s of"),
+        ("{{ 'x' * 10 ** 10 }}", "it takes more than 1 GiB of memory"),
+        ("{{ 'x' * 10 ** 7 }}", "it writes 10,000,000 characters"),
+        ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "recursion"),
+    ],
+)
+def test_a_template_that_does_not_end_or_needs_much_memory_is_refused(template: str, reason: str):
+    with pytest.raises(ValueError, match=f"^folder/file: the chat template fails: .*{reason}"):
+        render(Prompt(), {"question": "q"}, template=template)
