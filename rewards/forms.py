@@ -164,9 +164,7 @@ class Form:
             for name, value in one.row.items()
             if name in self.names or (self.takes_all and name not in self.hidden)
         }
-        return copy.deepcopy(
-            {**columns, **{name: get(one) for name, get in self.offered.items()}}
-        )
+        return copy.deepcopy({**columns, **{name: get(one) for name, get in self.offered.items()}})
 
 
 def recognise(function: object, args: Mapping[str, object]) -> Form:

@@ -233,8 +233,8 @@ def load_split(name: str, source: Source, *, config: Config, maker: PromptMaker)
     )
     if not prompts:
         raise ValueError(
-            f"{where}: no prompt is left: {len(malformed)} rows are malformed and "
-            f"{len(too_long)} are longer than rollout.max_prompt_tokens = {most}"
+            f"{where}: no prompt of {source.title} is left: {len(malformed)} rows are malformed "
+            f"and {len(too_long)} are longer than rollout.max_prompt_tokens = {most}"
             + "".join(f"\n{line}" for line in list_rows(malformed))
         )
     return LoadedSplit(tuple(prompts), malformed, too_long, repeated(prompts))

@@ -119,7 +119,7 @@ def read_rows(
             names = [*present, *_nested_names(raw[0])]
             check_columns(required, present=names, where=f"{where}: {source.title}")
         except ValueError as error:
-            raise ValueError(f"{error}{_template_hint(raw[0])}") from None
+            raise ValueError(f"{error}{_template_hint(raw[0], required)}") from None
     optional = (name for name in columns.optional if name in present)
     texts = [name for name in dict.fromkeys([*required, *optional]) if name != chat]
     cleaned = [clean_row(row, columns=texts, chat=chat) for row in raw]
@@ -230,12 +230,14 @@ def _shortest(value: float | None) -> float | None:
     return None if value is None else float(str(np.float32(value)))
 
 
-def _template_hint(row: Row) -> str:
-    """The setting for rows in chat format, for the end of a message."""
+def _template_hint(row: Row, required: Sequence[str]) -> str:
+    """The setting for rows in chat format or without `question`, for the end of a message."""
     for column, value in row.values.items():
         if is_chat(value):
             return f'; {column!r} is in chat format: set prompt.template = "{{{column}}}"'
-    return '; prompt.template names the columns of a prompt, "{question}" by default'
+    if "question" in required and "question" not in row.values:
+        return '; prompt.template names the columns of a prompt, "{question}" by default'
+    return ""
 
 
 def _existing(source: Source, *, where: str) -> Path:

@@ -58,8 +58,11 @@ def parse_json(path: Path, limit: int | None) -> Parsed:
     Raises:
         ValueError: also if the file is not a JSON list.
     """
+    content = _read_bytes(path)
     try:
-        values = json.loads(_read_bytes(path).decode("utf-8-sig"))
+        values = json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 (byte {error.start}); convert it") from None
     except (ValueError, RecursionError) as error:
         hint = "a file with one object per line is called .jsonl"
         raise ValueError(f"not a JSON list: {error}; {hint}") from None

@@ -202,7 +202,8 @@ def test_a_function_cannot_change_what_others_see():
 
     def trl(completions: list[str], tools: list[list[str]], prompts: list[Any]) -> list[float]:
         return [
-            changes("", tools=tools[n], row={}, messages=prompts[n]) for n in range(len(completions))
+            changes("", tools=tools[n], row={}, messages=prompts[n])
+            for n in range(len(completions))
         ]
 
     given = replace(CHAT, row={"tools": ["a"]})

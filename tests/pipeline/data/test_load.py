@@ -101,7 +101,9 @@ def test_overlong_prompts_are_excluded_and_never_truncated(tokenizer: Tokenizer,
     split = _load(path, tokenizer, max_prompt_tokens=length)
     assert [p.id for p in split.prompts] == [1, 2]
     assert split.too_long == (TooLong(3, length + 1),)
-    with pytest.raises(ValueError, match=r"no prompt is left: 0 rows .* 3 are longer than .* = 1$"):
+    with pytest.raises(
+        ValueError, match=r"no prompt of .* is left: 0 rows .* 3 are longer than .* = 1$"
+    ):
         _load(path, tokenizer, max_prompt_tokens=1)
 
 

@@ -105,7 +105,9 @@ def test_a_slow_part_is_named_with_the_time_of_a_step():
     assert trial.seconds["part"] > 0
     slow = replace(trial, seconds={"part": 0.25})
     (found,) = [one for one in find(slow, rollouts_per_step=512) if one.kind == "slow"]
-    assert "0.25 s a completion: 64 s for the 512 rollouts of a step, with workers = 2" in found.what
+    assert (
+        "0.25 s a completion: 64 s for the 512 rollouts of a step, with workers = 2" in found.what
+    )
     assert "slow" not in [one.kind for one in find(slow, rollouts_per_step=128)]
 
 

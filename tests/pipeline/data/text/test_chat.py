@@ -197,7 +197,10 @@ def test_placeholders_are_looked_up_and_never_evaluated(template: str):
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "2 s of"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "2 s of",
+        ),
         ("{{ 'x' * 10 ** 10 }}", "it takes more than 1 GiB of memory"),
         ("{{ 'x' * 10 ** 7 }}", "it writes 10,000,000 characters"),
         ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "recursion"),
