@@ -197,8 +197,8 @@ def test_a_function_cannot_change_what_others_see():
         messages[0]["content"] += "!"
         return float(len(tools) + len(messages[0]["content"]))
 
-    def batch(inputs: Sequence[RewardInput]) -> list[float]:
-        return [changes("", **dict(one.row), row={}, messages=one.messages) for one in inputs]
+    def batch(inputs: Sequence[Any]) -> list[float]:
+        return [changes("", **one.row, row={}, messages=one.messages) for one in inputs]
 
     def trl(completions: list[str], tools: list[list[str]], prompts: list[Any]) -> list[float]:
         return [

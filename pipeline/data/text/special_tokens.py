@@ -12,6 +12,7 @@ from pipeline.data.text.tokenizer import Tokenizer
 
 _MOST_PADDING = 1024
 """Maximum number of padding rows of an embedding beyond the tokenizer's vocabulary."""
+_STOP = "if the model ends its turns with it, add it to rollout.stop_tokens"
 
 
 def check_tokenizer(
@@ -36,10 +37,10 @@ def check_tokenizer(
         settings = read_object(generation)
         problems += _id_problems(tokenizer, settings, generation.name, stop_tokens)
     if problems:
-        problems.append(
-            f"is {tokenizer.path} the tokenizer of another model? set model.tokenizer; a piece "
-            "with which the model ends its turns goes into rollout.stop_tokens"
-        )
+        if not all(line.endswith(_STOP) for line in problems):
+            problems.append(
+                f"is {tokenizer.path} the tokenizer of another model? set model.tokenizer"
+            )
         raise ValueError("\n".join(dict.fromkeys(problems)))
 
 
@@ -66,11 +67,11 @@ def _id_problems(
             if id_ is None or (_is_id(id_) and id_ in valid):
                 continue
             known = _is_id(id_) and 0 <= id_ < tokenizer.vocab_size
-            what = repr(tokenizer.piece(id_)) if known else "no piece"
-            allowed = " or ".join(dict.fromkeys(pieces))
-            yield (
-                f"{file}: {key} is {show(id_)}, which is {what} in {tokenizer.path}, not {allowed}"
-            )
+            piece = tokenizer.piece(id_) if known else ""
+            what = repr(piece) if known else "no piece"
+            where, allowed = f"in {tokenizer.path}", " or ".join(dict.fromkeys(pieces))
+            remedy = f"; {_STOP}" if key == "eos_token_id" and piece.startswith("<|") else ""
+            yield f"{file}: {key} is {show(id_)}, which is {what} {where}, not {allowed}{remedy}"
 
 
 def _is_id(value: Any) -> bool:

@@ -111,6 +111,17 @@ def test_an_added_piece_needs_a_row_only_where_it_occurs(tmp_path: Path):
     )
 
 
+def test_an_unknown_end_of_turn_may_become_a_stop_token(tmp_path: Path):
+    folder = write_tokenizer_json(tmp_path, of=write_tokenizer(tmp_path))
+    whole = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    whole.add_special_tokens(["<|im_end|>"])
+    whole.save(str(folder / "tokenizer.json"))
+    tokenizer, ends = read_tokenizer(folder), {"vocab_size": PIECES + 64, "eos_token_id": PIECES}
+    with pytest.raises(ValueError, match=r"^config.*'<\|im_end\|>' in .* rollout\.stop_tokens$"):
+        check(folder, tokenizer, config=ends)
+    check(folder, tokenizer, config=ends, stop_tokens=("<|im_end|>",))
+
+
 def test_gemma_4_also_ends_before_the_response_of_a_tool(tmp_path: Path):
     tokenizer = read_tokenizer(write_tokenizer(tmp_path, gemma4=True))
     # As published with google/gemma-4-E2B-it.
