@@ -14,6 +14,7 @@ from pipeline.data.text.chat import template_columns
 _SHOWN = 60
 _SOLUTIONS = {
     "#### (.+)": r"(?:^|\n)\s*#### +\S[^\n]*$",
+    r"####\s*(.+)": r"(?:^|\n)\s*####[^\s#][^\n]*$",
     r"\\boxed\{(.+)\}": r"(?<=[^\s$])[\s$]*\\boxed\{.+\}",
     "answer is:? (.+)": r"[Tt]he (?:final )?answer is:? \S[^\n]*$",
 }

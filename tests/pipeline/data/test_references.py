@@ -31,12 +31,13 @@ def split(*answers: str | None) -> LoadedSplit:
     [
         ("3*4=<<3*4=12>>12\n#### 12", MARKED),
         ("#### 1,200\n", MARKED),
+        ("a\n####3", r"answer_pattern = '####\s*(.+)'"),
         (r"So $x = 3$ and the sum is $\boxed{\frac{1}{2}}$.", BOXED),
         ("They have 3 + 4. The answer is: 7", STATED),
         ("It follows that\nthe final answer is 7.", STATED),
         *((text, None) for text in ("12", "0.5", "3.141592653589793", "1e-05")),
         *((text, None) for text in ("Paris", "$\\boxed{5}$", "# heading", "10000000000000000")),
-        *((text, None) for text in ("a\n#### b\nc", "####3", None)),
+        *((text, None) for text in ("a\n#### b\nc", "##### 3", None)),
     ],
 )
 def test_what_is_noticed(answer: str | None, advice: str | None) -> None:
