@@ -228,7 +228,7 @@ def _lines(config: Config, figures: Figures, findings: Sequence[Finding]) -> Ite
         cells = [_cell(probe["columns"].get(name)) for name in columns]
         rows.append([probe["name"], f"{probe['n']}", *cells, probe["kind"]])
     seconds = {part["name"]: part["seconds"] for part in figures["parts"]}
-    cells = [f"{each:.2g} s" if (each := seconds.get(name)) else "" for name in columns]
+    cells = [f"{each:.3g} s" if (each := seconds.get(name)) else "" for name in columns]
     rows.append(["time of a completion", "", *cells, ""])
     yield from table(rows)
     yield ""
