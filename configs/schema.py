@@ -22,7 +22,6 @@ from configs.rollout import Rollout
 from configs.run import Checkpoint, Faults, Profile, Records, Run
 from configs.task import (
     ACCURACY_REWARDS,
-    CORRECTNESS_REWARDS,
     OVERLONG,
     AnswerPlace,
     Data,
@@ -100,7 +99,7 @@ class Config(Table):
         """`eval.metric`, or the default that the rewards give."""
         if self.eval.metric is not None:
             return self.eval.metric
-        found = (one for one in self.rewards.functions if one.function in CORRECTNESS_REWARDS)
+        found = (one for one in self.rewards.functions if one.function in ACCURACY_REWARDS)
         part = next(found, None)
         if part is None or self.eval.extraction is not None:
             return EXACT_ANSWER
@@ -128,7 +127,7 @@ class Config(Table):
     def extraction(self) -> AnswerPlace:
         """Where the answer is in evaluations: where a library reward as metric finds it."""
         part, place = self._metric_part, self.prompt.answer
-        if part is not None and part.function in CORRECTNESS_REWARDS:
+        if part is not None and part.function in ACCURACY_REWARDS:
             place = part.args.get("extraction", place)
         return self.eval.extraction or place
 

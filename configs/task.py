@@ -71,7 +71,7 @@ FILE_SLICE = re.compile(r"train\[(-?\d+%?)?:(-?\d+%?)?\]")
 
 
 class Source(Table):
-    """One split of a dataset: a local file, a dataset on the hub, or a generated one."""
+    """One split of a dataset: a local file or a dataset on the hub."""
 
     model_config = ConfigDict(json_schema_extra={"short": {"string": "path"}})
 
@@ -87,24 +87,11 @@ class Source(Table):
         "rows, e.g. train[:1000] or train[-10%:]",
     )
     limit: int | None = Field(None, ge=1, description="use only this many rows from the beginning")
-    reasoning_gym: Text | None = Field(
-        None, description='instead of path: a dataset of reasoning-gym, e.g. "chain_sum"'
-    )
-    size: int | None = Field(None, ge=1, le=10**6, description="reasoning_gym only: number of rows")
-    seed: int | None = Field(
-        None,
-        ge=0,
-        le=4000,
-        description="reasoning_gym only: seed; different seeds share no item",
-    )
-    settings: FreeTable = Field(
-        {}, description="reasoning_gym only: settings of the dataset, e.g. { max_terms = 3 }"
-    )
 
     @property
     def title(self) -> str:
-        """The path, or the dataset of reasoning-gym; for messages."""
-        return self.path or f"reasoning_gym = {self.reasoning_gym}"
+        """What it is, for messages."""
+        return self.path or ""
 
     @property
     def is_file(self) -> bool:
@@ -112,20 +99,11 @@ class Source(Table):
         return self.path is not None and is_data_file(self.path)
 
     def conflicts(self) -> Iterator[Problem]:
-        """A source is a file without a split, a hub dataset with one, or generated."""
-        if self.reasoning_gym is not None:
-            for key in self.changed("path", "subset", "split", "limit"):
-                yield key, "does not apply with reasoning_gym; remove it"
-            for key in ("size", "seed"):
-                if getattr(self, key) is None:
-                    yield key, "missing; reasoning_gym needs it, with another seed for each split"
-            return
+        """A source is a file, or a hub dataset with a split."""
         if self.path is None:
-            share = "share, " if "share" in type(self).model_fields else ""
-            needs = f"a source needs path, {share}or reasoning_gym with size and seed"
-            yield "path", f"missing; {needs}"
+            or_share = " or share" if "share" in type(self).model_fields else ""
+            yield "path", f"missing; a source needs path{or_share}"
             return
-        yield from self.unused("size", "seed", "settings", why="without reasoning_gym")
         if not self.is_file and self.split is None:
             what = f"is not a file ({', '.join(DATA_FILES)}); a hub dataset needs split"
             yield "path", f'{what}, e.g. "train"'
@@ -333,10 +311,6 @@ ACCURACY_REWARDS = (
     "rewards.choice:choice_letter",
 )
 """Functions of the library that give 1 to a right answer and 0 to a wrong one."""
-CORRECTNESS_REWARDS = (*ACCURACY_REWARDS, "rewards.gym:score_answer")
-"""Functions of the library that compare the answer with what is right, with credit between."""
-
-
 CONCURRENCY = 16
 """Default of `concurrency` of an async reward."""
 

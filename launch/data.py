@@ -1,4 +1,4 @@
-"""Shows the data that a run will read: rows, exact tokens, lengths, dropped rows, duplicates.
+"""Shows the data that a run will read: rows, exact tokens, lengths, dropped rows.
 
     python -m launch.data CONFIG.toml [--table.key VALUE ...]
 
@@ -18,7 +18,7 @@ from launch.exits import exit_status, print_lines
 
 DESCRIPTION = """\
 Show what the model will see: tokens of the first prompt of each split, lengths, dropped rows with
-the reason, duplicates, overlaps between splits. CONFIG.toml may also be a run folder.
+the reason, and how many are repeated or in a later split. CONFIG.toml may also be a run folder.
 Exit status: 0 done, 2 a mistake in the request or data that a run refuses, 130 after Ctrl-C."""
 
 
@@ -44,7 +44,7 @@ def _lines(config: Config, *, width: int) -> Iterator[str]:
         ValueError: for data that a run would refuse.
     """
     # Imported late: `--help` and mistakes in the configuration need none of it.
-    from pipeline.data.inspection import Inspector
+    from pipeline.data.inspection import demonstration_lines, split_lines
     from pipeline.data.load import load_splits, make_disjoint
     from pipeline.data.references import reference_notices
     from pipeline.data.text.prompts import PromptMaker
@@ -56,18 +56,19 @@ def _lines(config: Config, *, width: int) -> Iterator[str]:
         update={"data": config.data.model_copy(update={"malformed": "skip"})}
     )
     maker = PromptMaker(config.prompt, open_tokenizer(config.model))
-    inspector = Inspector(config.rollout, maker.tokenizer, width=width)
+    rollout, tokenizer = config.rollout, maker.tokenizer
     splits = load_splits(lenient, maker)
-    yield from inspector.splits(splits)
+    for name, split in splits.items():
+        yield from split_lines(name, split, rollout=rollout, tokenizer=tokenizer, width=width)
+        yield ""
     data = make_disjoint(splits, config=lenient, maker=maker)
     if data.sft is not None:
-        yield from inspector.demonstrations(data.sft)
+        yield from demonstration_lines(data.sft, rollout=rollout, tokenizer=tokenizer, width=width)
+        yield ""
     yield "what a run reads:"
     yield from data.report
     for notice in reference_notices(config, data):
         yield f"note: {notice.what}; {notice.advice}"
-    if len(data.weights) > 1:
-        yield from inspector.mixture_shares(data.weights)
     yield from (f"note: {line}" for line in data_notices(config, data.train.prompts))
     bad = [name for name, split in data.splits() if split.malformed]
     bad += ["sft"] if data.sft is not None and data.sft.malformed else []

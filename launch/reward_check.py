@@ -24,7 +24,7 @@ from pipeline.rollout.scoring import SUM
 from pipeline.tables import table
 from rewards.base import NAME_SEPARATOR
 from rewards.checks.cases import Case, mismatches, parse_cases
-from rewards.checks.findings import Finding, find, speeds
+from rewards.checks.findings import Finding, find
 from rewards.checks.probes import REFERENCE, Probe, make_probes
 from rewards.checks.trial import Scored, Trial, run_trial
 from rewards.processes.host import RewardHost
@@ -52,12 +52,12 @@ def check(
     own = [] if cases is None else _read_cases(Path(cases), config, data)
     trial = asyncio.run(_try(config, data, [*probes, *(probe for _, probe in own)], log=log))
     findings = [
-        *find(trial, rollouts_per_step=_per_step(config)),
+        *find(trial, rollouts_per_step=config.rollout.size),
         *mismatches([case for case, _ in own], trial),
         *_of_references(config, data),
     ]
     findings.sort(key=lambda finding: not finding.fails)
-    figures = _figures(trial, findings, _per_step(config))
+    figures = _figures(trial, findings)
     return figures, _lines(config, figures, findings)
 
 
@@ -73,7 +73,7 @@ def dry_run(prepared: Prepared) -> int:
     config = config.model_copy(update={"rewards": config.rewards.single_process()})
     probes = _probes(config, data, rows=_DRY_RUN_ROWS)
     trial = asyncio.run(_try(config, data, probes, log=RewardLog(None), short=True))
-    found = find(trial, rollouts_per_step=_per_step(config))
+    found = find(trial, rollouts_per_step=config.rollout.size)
     failing = [one for one in found if one.fails]
     shown = f"rewards, tried on {len(probes)} completions"
     say(f"{shown} (python -m launch.reward CONFIG.toml shows more):", file=sys.stderr)
@@ -98,11 +98,6 @@ def prompt_lines(prepared: Prepared) -> Iterator[str]:
     config = prepared.config
     what = f"the reward {config.metric!r}" if config.uses_rewards else "equality with the reference"
     yield f"measured by {what} (eval.metric); answer: {PLACES[config.extraction]}"
-
-
-def _per_step(config: Config) -> int:
-    """Rollouts of a step."""
-    return config.rollout.prompts_per_step * config.rollout.group_size
 
 
 async def _try(
@@ -150,7 +145,7 @@ def _of_references(config: Config, data: LoadedData) -> Iterator[Finding]:
 # --- the report
 
 
-def _figures(trial: Trial, findings: Sequence[Finding], per_step: int) -> dict[str, Any]:
+def _figures(trial: Trial, findings: Sequence[Finding]) -> dict[str, Any]:
     """All figures of the report, as JSON."""
     by_name = defaultdict[str, list[Scored]](list)
     for one in trial.scored:
@@ -159,14 +154,20 @@ def _figures(trial: Trial, findings: Sequence[Finding], per_step: int) -> dict[s
         "rows": len({one.probe.row for one in trial.scored if one.probe.kind != "case"}),
         "completions": len(trial.scored),
         "has_references": REFERENCE in by_name,
-        "rollouts_per_step": per_step,
+        "parts": [
+            {
+                "name": part.name,
+                "function": part.function,
+                "form": trial.facts[part.name].kind,
+                "weight": part.weight,
+                "seconds": trial.seconds.get(part.name),
+            }
+            for part in trial.rewards.functions
+        ],
         "probes": [
             {"name": name, "kind": own[0].probe.kind, "n": len(own), "columns": _columns(own)}
             for name, own in by_name.items()
         ],
-        "speed": {
-            name: asdict(one) for name, one in speeds(trial, rollouts_per_step=per_step).items()
-        },
         "findings": [asdict(finding) for finding in findings],
         "passed": not any(finding.fails for finding in findings),
     }
@@ -213,15 +214,10 @@ def _lines(config: Config, figures: Figures, findings: Sequence[Finding]) -> Ite
     for probe in figures["probes"]:
         cells = [_cell(probe["columns"].get(name)) for name in columns]
         rows.append([probe["name"], f"{probe['n']}", *cells, probe["kind"]])
+    seconds = {part["name"]: part["seconds"] for part in figures["parts"]}
+    cells = [f"{each:.3g} s" if (each := seconds.get(name)) else "" for name in columns]
+    rows.append(["time of a completion", "", *cells, ""])
     yield from table(rows)
-    if figures["speed"]:
-        per_step = f"{figures['rollouts_per_step']} rollouts"
-        rows = [["seconds, one at a time", "p50", "p99", per_step, ""]]
-        for name, speed in figures["speed"].items():
-            seconds = [f"{speed['p50_s']:.4f}", f"{speed['p99_s']:.4f}", f"{speed['step_s']:.1f}"]
-            rows.append([name, *seconds, f"{speed['parallel']} at a time"])
-        yield ""
-        yield from table(rows)
     yield ""
     yield from _finding_lines(findings, error="ERROR")
 

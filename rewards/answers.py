@@ -5,7 +5,6 @@ The comparison is strict: no arithmetic and no units; `33 apples` does not equal
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from fractions import Fraction
@@ -37,7 +36,7 @@ def find_answer(
 
     Args:
         completion: the text.
-        tags: the form of a completion.
+        tags: its form.
         extraction: where the answer is; None: as `prompt.answer` says.
             tags: the last answer block, see `extract_answer`;
             completion: all of the text but `prompt.answer_prefix` and a stop string at its end,
@@ -50,14 +49,8 @@ def find_answer(
     Raises:
         ValueError: if there is no such extraction.
     """
-    extraction, known = extraction or tags.answer, get_args(AnswerPlace)
-    if extraction not in known:
-        nearest = difflib.get_close_matches(str(extraction), known, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"extraction = {extraction!r} is not one of {', '.join(known)}; nearest: {nearest!r}"
-        )
     text = _before_stop(completion.removeprefix(tags.prefix), tags.stops)
-    match extraction:
+    match extraction or tags.answer:
         case "tags":
             return extract_answer(completion, tags)
         case "completion":
@@ -72,13 +65,13 @@ def find_answer(
             return stated_answer(completion)
         case "last_number":
             return last_number(completion)
+    raise ValueError(f"extraction = {extraction!r} is none of {', '.join(get_args(AnswerPlace))}")
 
 
 def extract_answer(completion: str, tags: Tags) -> str | None:
     """The text of the last complete answer block, stripped; None if there is none.
 
-    A complete block is an opening tag, text without answer tags, and a closing tag. An answer tag
-    that is never closed is ignored.
+    A complete block is an opening tag, text without answer tags, and a closing tag.
     """
     opens, closes = re.escape(tags.answer_open), re.escape(tags.answer_close)
     blocks = re.findall(f"{opens}((?:(?!{opens}|{closes}).)*){closes}", completion, re.DOTALL)

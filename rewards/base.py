@@ -27,21 +27,14 @@ NAME_SEPARATOR = "/"
 """Between the name of a part and the names of the numbers that it returns: `format/steps`."""
 
 _SHOWN = 200
-_MAX_NAMED = 32
 
 
 @dataclass(frozen=True)
 class Tags:
     """The form of a completion: where its answer is, and the tags if it is in tags.
 
-    Attributes:
-        reasoning_open: before the reasoning.
-        reasoning_close: after it.
-        answer_open: before the answer.
-        answer_close: after it.
-        answer: `prompt.answer`; only with "tags" the tags have a meaning.
-        prefix: `prompt.answer_prefix`, with which every completion begins.
-        stops: `rollout.stop_strings`, with which a completion may end.
+    The tags are those of `prompt`; `answer` is `prompt.answer`, `prefix` is `prompt.answer_prefix`,
+    with which every completion begins, `stops` are `rollout.stop_strings`, which may end one.
     """
 
     reasoning_open: str
@@ -107,12 +100,7 @@ class RewardInput:
 
 @dataclass(frozen=True)
 class RewardError:
-    """Why a completion has no score.
-
-    Attributes:
-        cause: the kind of error, under which it is counted.
-        message: one printable line, with file and line where they are known.
-    """
+    """Why a completion has no score, in one printable line with file and line where known."""
 
     cause: Cause
     message: str
@@ -124,7 +112,7 @@ class Outcome:
 
     Attributes:
         value: the score; None if the function does not apply, or failed.
-        error: why it failed; None if it did not.
+        error: why it failed.
         named: the numbers whose sum is `value`, by name, if the function returned several.
     """
 
@@ -140,14 +128,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RewardFacts:
-    """What a process reports about its function.
+    """What a process reports about the function of the part `name`; see `rewards.forms.Form`.
 
-    Attributes:
-        name: of the part.
-        kind: form of the function; see `rewards.forms`.
-        needs_answer: whether it cannot be called without a reference answer.
-        columns: columns of the dataset that it cannot be called without.
-        sha256: hash of the file that defines it; None if there is none.
+    `sha256` is the hash of the file that defines it, if there is one.
     """
 
     name: str
@@ -170,10 +153,7 @@ def to_outcome(value: object) -> Outcome:
 
 
 def describe_error(error: BaseException) -> str:
-    """Type and message of an exception, e.g. `KeyError: 'x'`, as one printable line.
-
-    Never raises, even if the exception's own methods do.
-    """
+    """Type and message of an exception, e.g. `KeyError: 'x'`, as one printable line."""
     name = type(error).__name__
     try:
         text = f"{error}"
@@ -209,12 +189,10 @@ def _number(value: Any) -> Outcome:
 def _named(value: Mapping[Any, object]) -> Outcome:
     if not value:
         return Outcome.failed("invalid", "returned an empty mapping, not named numbers")
-    if len(value) > _MAX_NAMED:
-        return Outcome.failed("invalid", f"returned {len(value)} names, more than {_MAX_NAMED}")
     named = {}
     for name, one in value.items():
-        if not isinstance(name, str) or not name.isprintable() or not name.strip():
-            return Outcome.failed("invalid", f"returned the name {name!r}, not printable text")
+        if not isinstance(name, str):
+            return Outcome.failed("invalid", f"returned the name {name!r}, not text")
         outcome = _number(one)
         if outcome.error is not None:
             return Outcome.failed(outcome.error.cause, f"{outcome.error.message} as {name!r}")

@@ -30,20 +30,12 @@ def choice_letter(
     0.0
 
     Known hacks:
-        naming all letters, in one answer ("A B C D", "A or B"): scores 0.
-        several answers one after the other: only the last one counts.
         always the same letter: scores the letter's share of the references; shuffle the options.
 
-    Args:
-        completion: the completion.
-        answer: the reference: the letter, in one of the forms above.
-        tags: the configured tags.
-        letters: the letters of the options, e.g. "ABCD".
-        extraction: where the answer is, if not as `prompt.answer` says; see
-            `rewards.answers.find_answer`.
+    `letters` are those of the options; `extraction` is that of `rewards.answers.find_answer`.
 
     Raises:
-        ValueError: if the reference is not one of the letters.
+        ValueError: if the reference is not one of the letters, in one of these forms.
     """
     reference = find_letter(answer, letters=letters)
     if reference is None:

@@ -12,11 +12,6 @@ def exact_answer(
 ) -> float:
     """1 if the completion's answer equals the reference answer, else 0.
 
-    Args:
-        completion: the completion.
-        answer: the reference answer.
-        tags: the form of a completion.
-        extraction: where the answer is, if not as `prompt.answer` says; see
-            `rewards.answers.find_answer`.
+    `extraction` is that of `rewards.answers.find_answer`.
     """
     return float(is_correct(completion, answer=answer, tags=tags, extraction=extraction))

@@ -52,8 +52,6 @@ def tag_pairs(completion: str, *, tags: Tags) -> dict[str, float]:
     {'reasoning': 0.0, 'answer': 0.5}
 
     Known hacks:
-        tags without content ("<answer></answer>"): score 0.
-        repeating the tags, or answering twice: scores 0 for the pair.
         nonsense between the tags: scores 1; combine this part with one for the content.
 
     Raises:
@@ -88,7 +86,7 @@ class Pattern:
 
     Known hacks:
         the shortest text that matches, and nothing else: scores 1.
-        matches repeated for their number: with "count" 1 is the most, but the steps may be empty.
+        empty steps, with "count".
         a pattern with nested repetition, `(a+)+b`, can take minutes for some texts: that is a
         time-out, an error that excludes the rollout.
 

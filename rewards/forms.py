@@ -6,21 +6,10 @@
     batch     def f(inputs)                                      a sequence of RewardInput
     trl       def f(prompts, completions, **columns)             lists, by keyword
 
-Functions of other libraries have the form in brackets:
-
-    verl      compute_score(data_source, solution_str, ground_truth, extra_info)       sample, async
-    verl      compute_score(data_sources, solution_strs, ground_truths, extra_infos)   batch, lists
-    OpenRLHF  reward_func(queries, prompts, labels)                                    batch, lists
-
-A class is constructed with the part's arguments, and its `__call__` has one of these signatures.
-The arguments of a function are passed by keyword with every call. A sample function gets the
-columns that it names, or all with `**columns`, and of `answer`, `prompt`, `stop_reason`, `tags`,
-`source`, `messages`, `row` those that it names. It returns a number, None, or named numbers; the
-other forms return one of these for each completion. Of the mapping that verl's functions return for
-a completion, and OpenRLHF's for a batch, `score` or `rewards` counts.
-
-A value must depend on its own completion only: completions come in any order and in batches of any
-size, and after an error they are scored again one by one.
+Functions of verl are of the form sample or async, or with lists batch, as those of OpenRLHF;
+docs/rewards.md says what each gets and may return. A value must depend on its own completion only:
+completions come in any order and in batches of any size, and after an error they are scored again
+one by one.
 """
 
 from __future__ import annotations
@@ -139,11 +128,7 @@ class Form:
             yield (index, *_guarded(lambda one=one: self._call_batch([one])[0]))  # type: ignore[misc]
 
     async def score_one(self, one: RewardInput, *, timeout_s: float) -> tuple[Outcome, str]:
-        """Scores one input with an async function; see `score`.
-
-        Raises:
-            TimeoutError: at the time limit.
-        """
+        """Scores one input with an async function; raises TimeoutError at the time limit."""
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 return to_outcome(self._result(await self._call_one(one))), ""
@@ -158,45 +143,28 @@ class Form:
         return returned[self.key] if is_mapping and self.key in returned else returned
 
     def _call_one(self, one: RewardInput) -> Any:
-        given = _copied(self._given(one))
+        given = self._given(one)
         return self.call(**given) if self.key else self.call(one.completion, **given)
 
     def _call_batch(self, inputs: Sequence[RewardInput]) -> Sequence[object]:
-        """The values of a batch, one for each completion.
-
-        Raises:
-            _WrongResult: if it returned something else.
-        """
+        """The values of a batch, one for each completion."""
         if self.offered is None:
-            copies = [
-                replace(one, row=_copied(one.row), messages=copy.deepcopy(one.messages))
-                for one in inputs
-            ]
-            returned = self.call(tuple(copies))
+            returned = self.call(tuple(map(copy.deepcopy, inputs)))
         else:
             rows = [self._given(one) for one in inputs]
             names = dict.fromkeys(name for row in rows for name in row)
-            lists = {name: [row.get(name) for row in rows] for name in names}
-            returned = self.call(**_copied(lists))
+            returned = self.call(**{name: [row.get(name) for row in rows] for name in names})
         return [self._result(value) for value in _values(self._result(returned), len(inputs))]
 
     def _given(self, one: RewardInput) -> dict[str, object]:
-        """The keyword arguments for one input."""
+        """The keyword arguments for one input, copied: a function may change what it is given."""
         assert self.offered is not None
         columns = {
             name: value
             for name, value in one.row.items()
             if name in self.names or (self.takes_all and name not in self.hidden)
         }
-        return {**columns, **{name: get(one) for name, get in self.offered.items()}}
-
-
-def _copied(values: Mapping[str, object]) -> dict[str, object]:
-    """The values with copies of what can be changed: a function may change what it is given."""
-    return {
-        name: value if isinstance(value, str | int | float | None) else copy.deepcopy(value)
-        for name, value in values.items()
-    }
+        return copy.deepcopy({**columns, **{name: get(one) for name, get in self.offered.items()}})
 
 
 def recognise(function: object, args: Mapping[str, object]) -> Form:
@@ -256,14 +224,15 @@ def recognise(function: object, args: Mapping[str, object]) -> Form:
 def _callable(
     function: object, args: Mapping[str, object]
 ) -> tuple[Callable[..., Any], Mapping[str, object]]:
-    """What is called, and the arguments that it still needs: a class is constructed with all.
-
-    Raises:
-        ValueError: if it cannot be called, or constructed.
-    """
+    """What is called, and the arguments that it still needs: a class is constructed with all."""
     if isinstance(function, type):
         _check_values(function.__init__, args)  # type: ignore[misc]
-        call = _construct(function, args)
+        try:
+            call = function(**args)
+        except BaseException as error:
+            given = ", ".join(f"{name} = {show_value(value)}" for name, value in args.items())
+            what = f"constructing it with {given or 'no arguments'} raises {describe_error(error)}"
+            raise ValueError(what) from error
         if not callable(call):
             raise ValueError(
                 f"objects of the class cannot be called: it has no __call__; {_forms()}"
@@ -277,11 +246,7 @@ def _callable(
 def _kind(
     call: Callable[..., Any], parameters: Mapping[str, Parameter]
 ) -> tuple[Form, Collection[str]]:
-    """The form without columns, and the parameters that take completions.
-
-    Raises:
-        ValueError: if it has none of the forms.
-    """
+    """The form without columns, and the parameters that take completions."""
     is_async = any(map(inspect.iscoroutinefunction, (call, type(call).__call__)))
     positional = [
         name
@@ -350,25 +315,12 @@ def _check_values(call: Callable[..., Any], args: Mapping[str, object]) -> None:
         raise ValueError("; ".join(mistakes))
 
 
-def _construct(cls: type, args: Mapping[str, object]) -> object:
-    try:
-        return cls(**args)
-    except BaseException as error:
-        given = ", ".join(f"{name} = {show_value(value)}" for name, value in args.items())
-        given = given or "no arguments"
-        raise ValueError(f"constructing it with {given} raises {describe_error(error)}") from error
-
-
 def _forms(*kinds: Kind) -> str:
     return "write " + ", or ".join(EXAMPLES[kind] for kind in kinds or EXAMPLES)
 
 
 def _values(returned: Any, count: int) -> Sequence[object]:
-    """The values of a list, tuple or array, one for each completion.
-
-    Raises:
-        _WrongResult: if it is something else.
-    """
+    """The values of a list, tuple or array, one for each completion."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, list | tuple):
         raise _WrongResult(

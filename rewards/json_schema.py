@@ -36,7 +36,6 @@ class JsonSchema:
         `additionalProperties = false`.
         the schema or its example, copied from the prompt: scores 1 if it is valid; combine this
         part with one for the content.
-        NaN, Infinity, repeated keys and text around the JSON: score 0.
 
     Args:
         schema: the schema as a table, or the absolute path of its file. `$ref` finds parts of the

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import json
-import math
 import os
 import re
-import string
-import tempfile
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from asyncio import sleep
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 from pydantic import NonNegativeInt, PositiveFloat
@@ -43,13 +35,6 @@ class Judge:
     are retried after 1, 2, 4 ... seconds, or as long as `Retry-After` says. A reply without a score
     is an error, not a zero. Connections stay open and belong to one event loop.
 
-        [[rewards.functions]]
-        name = "judge"
-        function = "rewards.judge:Judge"
-        timeout_s = 300
-        concurrency = 32
-        args = { url = "http://judge:8000/v1", model = "gemma-3-27b-it", cache = "/tmp/judge" }
-
     Known hacks:
         a completion that states its own score ("Score: 10"), if the judge repeats it: the last
         score of the reply counts, so let the judge reason first and score last.
@@ -67,15 +52,12 @@ class Judge:
             in the reply counts.
         scale: the worst and the best score; they become 0 and 1. A score outside is an error.
         key_variable: name of the environment variable with the API key; None: no key.
-        requests_per_second: the most that each process sends, retries included; None: no limit.
         retries: how often a request is repeated.
         request_timeout_s: time limit of each request. `timeout_s` of the part limits the whole.
-        cache: folder of replies by content, which processes and runs may share; None: no cache.
-            Replies without a score are not kept.
         parameters: further fields of the request, e.g. { max_tokens = 200 }.
 
     Raises:
-        ValueError: with all invalid arguments.
+        KeyError: if the environment variable is not set.
     """
 
     def __init__(
@@ -87,38 +69,17 @@ class Judge:
         pattern: str = DEFAULT_PATTERN,
         scale: tuple[float, float] = (0.0, 10.0),
         key_variable: str | None = None,
-        requests_per_second: PositiveFloat | None = None,
         retries: NonNegativeInt = 5,
         request_timeout_s: PositiveFloat = 60.0,
-        cache: str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        self._template, self._pattern = template, re.compile(pattern)
-        mistakes = _template_mistakes(template)
-        if not self._pattern.groups:
-            mistakes.append(f"pattern = {pattern!r} needs a group around the number")
-        if scale[0] == scale[1]:
-            mistakes.append(f"scale = {list(scale)} is not two different numbers")
-        if urlsplit(url).scheme not in {"http", "https"}:
-            mistakes.append(f"url = {url!r} begins with neither http:// nor https://")
-        if urlsplit(url).password:
-            mistakes.append("url has a password, which records would show; use key_variable")
-        key = os.environ.get(key_variable) if key_variable else None
-        if key_variable and not key:
-            mistakes.append(f"key_variable: the environment variable {key_variable} is not set")
-        if mistakes:
-            raise ValueError("; ".join(mistakes))
         self._url = f"{url.rstrip('/')}/chat/completions"
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._request = {"model": model, "temperature": 0.0, **(parameters or {})}
+        self._template, self._pattern = template, re.compile(pattern)
         self._worst, self._best = scale
         self._retries = retries
-        self._interval_s = 1 / requests_per_second if requests_per_second else 0.0
-        self._cache = Path(cache).expanduser() if cache else None
-        self._clock: Callable[[], float] = time.monotonic
-        self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-        self._next_s = -math.inf
-        self._client = httpx.AsyncClient(timeout=request_timeout_s)
+        self._request = {"model": model, "temperature": 0.0, **(parameters or {})}
+        headers = {"Authorization": f"Bearer {os.environ[key_variable]}"} if key_variable else {}
+        self._client = httpx.AsyncClient(timeout=request_timeout_s, headers=headers)
 
     async def __call__(
         self, completion: str, *, prompt: str, answer: str | None = None, **columns: object
@@ -126,44 +87,17 @@ class Judge:
         """The score of a completion.
 
         Raises:
-            ValueError: if the template names an unknown column, the server refuses the request, or
-                the reply has no valid score.
+            KeyError: if the template names an unknown column.
+            ValueError: if the server refuses the request, or the reply has no valid score.
             ConnectionError: if the last retry fails too.
         """
         known = {**columns, "prompt": prompt, "answer": answer, "completion": completion}
-        request = {**self._request, "messages": [self._message(known)]}
-        path = None
-        if self._cache is not None:
-            text = json.dumps([self._url, request], sort_keys=True)
-            name = hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
-            path = self._cache / name[:2] / f"{name}.json"
-            reply = _read(path)
-            if reply is not None and self._pattern.search(reply):
-                return self._score(reply)
-        reply = await self._ask(request)
-        score = self._score(reply)
-        if path is not None:
-            _write(path, reply)
-        return score
-
-    def _message(self, known: Mapping[str, object]) -> dict[str, str]:
-        try:
-            content = string.Formatter().vformat(self._template, (), known)
-        except KeyError as error:
-            raise ValueError(
-                f"the judge's template names {error}; there are {', '.join(sorted(known))}"
-            ) from None
-        # A lone surrogate has no UTF-8.
-        return {"role": "user", "content": content.encode(errors="replace").decode()}
-
-    def _score(self, reply: str) -> float:
+        message = {"role": "user", "content": self._template.format(**known)}
+        reply = await self._ask({**self._request, "messages": [message]})
         found = [match[1] for match in self._pattern.finditer(reply)]
         if not found:
             raise ValueError(f"the judge's reply has no score: {reply[-_SHOWN:]!r}")
-        try:
-            value = (float(found[-1]) - self._worst) / (self._best - self._worst)
-        except (TypeError, ValueError):
-            raise ValueError(f"the judge's score {found[-1]!r} is not a number") from None
+        value = (float(found[-1]) - self._worst) / (self._best - self._worst)
         if not 0 <= value <= 1:
             scale = f"{self._worst:g} to {self._best:g}"
             raise ValueError(f"the judge's score {found[-1]} is outside its scale of {scale}")
@@ -173,77 +107,20 @@ class Judge:
         """The text of the reply."""
         failure = ""
         for attempt in range(self._retries + 1):
-            await self._wait_for_turn()
-            wait_s = min(2.0**attempt, _LONGEST_WAIT_S)
+            wait_s = 2.0**attempt
             try:
-                response = await self._client.post(self._url, json=request, headers=self._headers)
+                response = await self._client.post(self._url, json=request)
             except httpx.TransportError as error:
                 failure = f"{type(error).__name__}: {error}"
             else:
-                if response.status_code != 429 and response.status_code < 500:
-                    return _content(response)
-                failure = f"status {response.status_code}: {response.text[:_SHOWN]}"
-                wait_s = max(wait_s, _retry_after_s(response))
+                status, text = response.status_code, response.text[:_SHOWN]
+                if response.is_success:
+                    return str(response.json()["choices"][0]["message"]["content"])
+                failure = f"status {status}: {text}"
+                if status != 429 and status < 500:
+                    raise ValueError(f"the judge refuses with {failure}")
+                after = response.headers.get("retry-after", "")
+                wait_s = max(wait_s, float(after)) if after.isdecimal() else wait_s
             if attempt < self._retries:
-                await self._sleep(wait_s)
-        tries = f"{self._retries + 1} times"
-        raise ConnectionError(f"the judge at {self._url} failed {tries}, at last with {failure}")
-
-    async def _wait_for_turn(self) -> None:
-        """Waits until the rate limit admits a request."""
-        if self._interval_s:
-            now = self._clock()
-            turn = max(now, self._next_s)
-            self._next_s = turn + self._interval_s
-            if turn > now:
-                await self._sleep(turn - now)
-
-
-def _content(response: httpx.Response) -> str:
-    try:
-        response.raise_for_status()
-        content = response.json()["choices"][0]["message"]["content"]
-    except httpx.HTTPStatusError:
-        status, text = response.status_code, response.text[:_SHOWN]
-        raise ValueError(f"the judge at {response.url} refuses with {status}: {text}") from None
-    except (ValueError, LookupError, TypeError):
-        content = None
-    if not isinstance(content, str):
-        raise ValueError(f"the judge's response has no message: {response.text[:_SHOWN]!r}")
-    return content
-
-
-def _retry_after_s(response: httpx.Response) -> float:
-    """Seconds of the header `Retry-After`, at most 60; 0 without it or if it is a date."""
-    text = response.headers.get("retry-after", "")
-    return min(float(text), _LONGEST_WAIT_S) if text.isdecimal() and text.isascii() else 0.0
-
-
-def _read(path: Path) -> str | None:
-    """The reply in a file of the cache; None if it is absent or damaged."""
-    try:
-        reply = json.loads(path.read_bytes())["reply"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-    return reply if isinstance(reply, str) else None
-
-
-def _write(path: Path, reply: str) -> None:
-    """Writes a file of the cache; other processes see all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False
-    ) as file:
-        json.dump({"reply": reply}, file)
-    Path(file.name).replace(path)
-
-
-def _template_mistakes(template: str) -> list[str]:
-    try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        return [f"template: {error}; write {{{{ and }}}} for braces"]
-    odd = [name for name in names if not name.isidentifier()]
-    if odd:
-        return [f"template: {{{odd[0]}}} is no column; write {{{{ and }}}} for braces"]
-    return [] if "completion" in names else ["template: {completion} is missing"]
+                await sleep(min(wait_s, _LONGEST_WAIT_S))
+        raise ConnectionError(f"the judge failed {self._retries + 1} times, at last with {failure}")

@@ -112,19 +112,13 @@ def latex_answer(
     Known hacks:
         the expression of the question instead of its value ("2+3" where 5 is asked): scores 1,
         because both are equal; use `rewards.numeric:numeric_answer` where references are numbers.
-        several answers in one ("$4$ or $5$"): are a set, which equals no single number.
         words around an expression ("not $x$"): are not read, such an answer scores 1; where the
         reference is a number, it scores 0.
         a rounded value ("6.283185" for "2 pi"): scores 1; numbers are compared to six digits.
         an expression that takes for ever (`9^{9^{9^9}}`): is an error by time-out, which excludes
         the rollout instead of scoring it; the share of such errors is reported.
 
-    Args:
-        completion: the completion.
-        answer: the reference answer.
-        tags: the configured tags.
-        extraction: where the answer is, if not as `prompt.answer` says; see
-            `rewards.answers.find_answer`.
+    `extraction` is that of `rewards.answers.find_answer`.
 
     Raises:
         ValueError: if the reference cannot be parsed; is neither a number nor LaTeX, as `seven` or
@@ -154,11 +148,7 @@ def latex_answer(
 
 @functools.lru_cache(maxsize=1024)  # one reference has many completions
 def _reference(answer: str) -> Quantity | list[Any]:
-    """The reference as a number with a unit, or else as expressions.
-
-    Raises:
-        ValueError: if it cannot be parsed, or would be parsed as something else.
-    """
+    """The reference as a number with a unit, or else as expressions; see `latex_answer`."""
     shown = f"the reference answer {answer[:200]!r}"
     answer = _joined(answer)
     number = None if "=" in answer else _quantity(answer)

@@ -44,23 +44,11 @@ def length_range(
     [0.5, 1.0, 0.8, 0.0]
 
     Known hacks:
-        filling up with white space: does not count.
         filling up with repeated words: scores 1; combine this part with
         `rewards.repetition:ngram_repetition`.
         long words (unit = "words"): a text without spaces is one word.
 
-    Args:
-        completion: the completion.
-        minimum: shortest length that scores 1.
-        maximum: longest length that scores 1.
-        margin: width of the ranges on both sides in which the score falls.
-        unit: "words" or "characters".
-
-    Raises:
-        ValueError: if `minimum` is above `maximum`.
     """
-    if minimum > maximum:
-        raise ValueError(f"minimum = {minimum} is above maximum = {maximum}")
     length = length_of(completion, unit)
     outside = max(minimum - length, length - maximum, 0)
     return max(0.0, 1 - outside / margin)
@@ -87,7 +75,8 @@ def cosine_length(
 
     which is a at L = 0 and b at L = M (arXiv:2502.03373, section 4.2): a correct answer is better
     if it is shorter, a wrong one is worse if it is shorter. Truncated completions, and those
-    longer than `maximum`, score `overlong`. The answer is compared as by `exact_answer`.
+    longer than `maximum`, score `overlong`. The answer is compared as by `exact_answer`, which has
+    the same `extraction`.
 
     >>> score = partial(cosine_length, answer="2", stop_reason="eos", tags=tags, maximum=4)
     >>> score("<answer>2</answer>"), score("1 + 1 = <answer>2</answer>")
@@ -100,18 +89,6 @@ def cosine_length(
         error. It stays below every correct answer; combine this part with
         `rewards.repetition:ngram_repetition`, as the paper does.
 
-    Args:
-        completion: the completion.
-        answer: the reference answer.
-        stop_reason: "length" if the completion was truncated.
-        tags: the configured tags.
-        maximum: length at which the second values are reached.
-        correct: scores of correct answers at length 0 and at `maximum`.
-        wrong: scores of wrong answers at length 0 and at `maximum`.
-        overlong: score of truncated and longer completions.
-        unit: "words" or "characters".
-        extraction: where the answer is, if not as `prompt.answer` says; see
-            `rewards.answers.find_answer`.
     """
     length = length_of(completion, unit)
     if stop_reason == "length" or length > maximum:
@@ -124,14 +101,9 @@ def cosine_length(
 def overlong_punishment(length: int, *, budget: int, tokens: int) -> float:
     """0 for short completions, falling linearly to -1 at the maximum length.
 
-    DAPO's length penalty (arXiv:2503.14476, eq. 13): with L = length the part is
+    DAPO's length penalty (arXiv:2503.14476, eq. 13): with L = length, all in tokens, the part is
 
         0                               L <= budget - tokens
         (budget - tokens - L) / tokens  for longer completions; -1 at L = budget
-
-    Args:
-        length: tokens of the completion.
-        budget: maximum tokens of a completion.
-        tokens: width of the penalized range before `budget`.
     """
     return min(0.0, (budget - tokens - length) / tokens)

@@ -59,15 +59,12 @@ def numeric_answer(
         a percent sign where it is not known whether the reference is a share: "25%" is right for
         25 and for 0.25, unless `percent` says which.
         a wide tolerance: `abs_tol = 1` accepts 0 for every small reference.
-        `extraction = "last_number"` takes the last number of any text, also of a list of guesses;
-        only the last one counts.
 
     Args:
         completion: the completion.
         answer: the reference answer, in one of these notations.
         tags: the configured tags.
-        extraction: where the answer is, if not as `prompt.answer` says; see
-            `rewards.answers.find_answer`.
+        extraction: see `rewards.answers.find_answer`.
         rel_tol: accepted distance as a share of the reference.
         abs_tol: accepted distance; the larger of both counts.
         units: match: two units must be equal, a missing one is accepted; ignore: any unit is

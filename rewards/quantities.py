@@ -18,16 +18,12 @@ from rewards.units import CURRENCIES, SCALES, SUFFIXES, is_refused, read_unit, s
 PERCENT = "%"
 """Unit of a percentage."""
 _LONGEST = 200
-
-
 _CHARACTERS = str.maketrans(
     "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u2044\u2215÷\u00d7·⋅≈≅\u2019\t",
     "-------///***≈≈' ",
 ) | str.maketrans({"℃": "°C", "℉": "°F"})
 _RAISED = dict(zip(map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"), "0123456789+-", strict=True))
 _EXPONENT = re.compile(f"[{''.join(map(chr, _RAISED))}]+")
-
-
 _BOXES = (
     "text|mathrm|textbf|mathbf|boxed|fbox|mbox|underline|boldsymbol|bm|textit|mathit|textrm|emph"
 )
@@ -152,13 +148,7 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number and its unit.
-
-    Attributes:
-        value: the number; 50% has the value 50.
-        unit: in one spelling, "%" for a percentage, "" for none.
-        is_plain: as in `rewards.units.Unit`.
-    """
+    """A number and its unit, as in `rewards.units.Unit`; 50% has the value 50 and the unit "%"."""
 
     value: Fraction
     unit: str
@@ -366,12 +356,7 @@ def _value_of(text: str) -> Fraction | None:
 
 
 def _evaluate(node: ast.expr) -> Fraction:
-    """The value of sums, products and powers of numbers.
-
-    Raises:
-        ValueError: if it is something else.
-        ZeroDivisionError: if it has no value.
-    """
+    """The value of sums, products and powers of numbers; ValueError if it is something else."""
     match node:
         case ast.Constant(value=int() | float()):
             return Fraction(repr(node.value))

@@ -1,4 +1,4 @@
-"""Penalties for repetition within a completion: n-grams and lines."""
+"""A penalty for repetition within a completion."""
 
 from __future__ import annotations
 
@@ -28,35 +28,8 @@ def ngram_repetition(
         smaller n finds it.
         empty and very short completions: score 0, the best; combine this part with one for the
         content.
-
-    Args:
-        completion: the completion.
-        n: length of the n-grams.
-        unit: whether the n-grams are of words or of characters.
     """
     text = completion.casefold()
     words: Sequence[str] = text.split() if unit == "words" else text
     ngrams = [tuple(words[begin : begin + n]) for begin in range(len(words) - n + 1)]
-    return _repetition(ngrams)
-
-
-def line_repetition(completion: str) -> float:
-    r"""Minus the share of lines that repeat an earlier line; 0 without repetition, above -1.
-
-    Empty lines do not count. Case, white space at both ends and numbers do not distinguish lines.
-
-    >>> line_repetition("Step 1: add.\nStep 2: add.\n\n4")
-    -0.3333333333333333
-
-    Known hacks:
-        a counter in each line ("Step 1: add.", "Step 2: add."): is repetition, numbers are ignored.
-        repetition within one line: scores 0; combine this part with `ngram_repetition`.
-        lines of numbers only, such as a column of a computation: count as repetition.
-    """
-    lines = (line.strip().casefold() for line in completion.splitlines())
-    digits = str.maketrans("", "", "0123456789")
-    return _repetition([line.translate(digits) for line in lines if line])
-
-
-def _repetition(items: Sequence[object]) -> float:
-    return (len(set(items)) - len(items)) / len(items) if items else 0.0
+    return (len(set(ngrams)) - len(ngrams)) / len(ngrams) if ngrams else 0.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
-import pkgutil
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -35,7 +34,7 @@ def resolve(function: str) -> object:
     module = _load(Path(place)) if place.endswith(".py") else _import(place)
     found = getattr(module, name, None)
     if found is None:
-        known = [key for key, value in vars(module).items() if _is_public(key, value)]
+        known = [key for key, value in vars(module).items() if callable(value)]
         raise ValueError(f"{place} has no {name!r}{_nearest(name, known, place)}")
     return found
 
@@ -103,18 +102,9 @@ def _import(module_name: str) -> ModuleType:
             raise ValueError(f"{module_name} needs {missing!r}: {error}") from error
     except BaseException as error:
         raise ValueError(f"importing {module_name} raises {describe_error(error)}") from error
-    parent, _, last = missing.rpartition(".")
-    paths = getattr(import_module(parent), "__path__", ()) if parent else None
-    known = [module.name for module in pkgutil.iter_modules(paths)]
-    where = parent or "Python's path"
     raise ValueError(
-        f"no module {missing!r}{_nearest(last, known, where)}; name a file of yours by its path: "
-        f"{last}.py:function"
+        f"no module {missing!r}; name a file of yours by its path: {module_name}.py:function"
     )
-
-
-def _is_public(name: str, value: object) -> bool:
-    return callable(value) and not name.startswith("_")
 
 
 def _nearest(name: str, known: list[str], where: str) -> str:

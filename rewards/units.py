@@ -79,8 +79,6 @@ _SQUARE = re.compile(r"(?P<power>square|sq\.?|cubic|cu\.?)\s+(?P<unit>.+)")
 _POWERS = {"squared": "2", "cubed": "3", "square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _WORD = re.compile(r"(?:[^\W\d_]{2,}|[^\W\d_](?=-))(?:['-][^\W\d_]+)*")
 _LONGEST, _MOST_WORDS, _MOST_PARTS = 60, 4, 3
-
-
 _MULTIPLE = re.compile(
     r"[^\W\d]+illion(?:s|e|es|en|th)?|milliarden"
     r"|(?:doubl|tripl|(?:quadr|quint|sext|sept|oct)upl|halv)(?:e|es|ed|ing)"
@@ -88,21 +86,16 @@ _MULTIPLE = re.compile(
     r"|[a-z]{2,}(?:ful|ed|ab|ib|ous|ical|ant|ent)ly"
 )
 """Numbers and what multiplies one (`septillion`, `quadrupled`, `kilo`), and adverbs."""
-_PREFIX = re.compile(r"(?:kilo|mega|giga|tera|hecto|deca|deci|centi|milli|micro|nano)-?(?=..)")
-_COUNTED = frozenset(CURRENCIES) | {"person", "man", "woman", "child", "piece", "point"}
-"""Symbols of units that take no prefix."""
 _COMPOUNDS = frozenset({"kilowatt", "megawatt", "watt", "ampere", "amp", "man", "person", "foot"})
 """Units that may stand before another: `man hours`."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a text says as a unit.
+    """What a text says as a unit, in one spelling; "" for no unit.
 
-    Attributes:
-        name: in one spelling; "" for no unit.
-        is_plain: whether it can only be the unit of the number before it. Other units count where
-            the reference has the same.
+    A plain one can only be the unit of the number before it. Others count where the reference has
+    the same.
     """
 
     name: str
@@ -110,11 +103,9 @@ class Unit:
 
 
 def read_unit(text: str, *, one: bool = False) -> Unit | None:
-    """The unit that a text says; None if it is no unit.
+    """The unit that a text says after a number; None if it is no unit.
 
-    Args:
-        text: what follows a number.
-        one: whether the number is 1 or less, which stands before a singular.
+    `one` says whether the number is 1 or less, which stands before a singular.
 
     >>> read_unit("kilometers per hour")
     Unit(name='km/h', is_plain=True)
@@ -164,7 +155,7 @@ def _read_part(text: str, *, one: bool, divides: bool) -> Unit | None:
         return None
     head = words[-1].casefold()
     noun = singular(head)
-    if _is_two_units(words) or _is_wrong_power(words):
+    if _is_two_units(words):
         return None
     name = " ".join([*words[:-1], _SYMBOLS.get(noun, noun)]).casefold()
     is_thing = (
@@ -222,30 +213,12 @@ def _is_two_units(words: list[str]) -> bool:
     )
 
 
-def _is_wrong_power(words: list[str]) -> bool:
-    """Whether a thing has a power or a bound before it, as in `cubic dollars`, `min apples`."""
-    first, noun = words[0].casefold(), singular(words[-1].casefold())
-    if len(words) == 1 or first not in {*_POWERS, "cube", "min"}:
-        return False
-    if _SYMBOLS.get(noun, noun) in _LENGTHS:
-        return first == "min"
-    return first != "square" or noun in _SYMBOLS or noun == "root"
-
-
-def _is_prefixed(word: str) -> bool:
-    """Whether a prefix multiplies a thing, as in `kilodollars`."""
-    thing = singular(_PREFIX.sub("", word, count=1))
-    known = {thing, singular(word)} & _THINGS or _SYMBOLS.get(thing) in _COUNTED
-    return bool(_PREFIX.match(word) and known and singular(word) not in _THINGS)
-
-
 def is_refused(word: str) -> bool:
     """Whether a word multiplies, denies or hedges a number, or offers another."""
     word = word.casefold()
     parts = {word, *word.split("-")}
     return (
         word.endswith("n't")
-        or _is_prefixed(word)
         or any(_MULTIPLE.fullmatch(part) for part in parts)
         or bool(parts & _DENIALS)
         or any(part in _NEVER or singular(part) in _NEVER for part in parts)

@@ -48,7 +48,7 @@ def test_locks_add_the_packages_of_their_extra() -> None:
     assert check | {"libtpu"} <= names(pins("requirements-tpu.txt"))
     assert check | {"jax-cuda13-plugin"} <= names(pins("requirements-cuda13.txt"))
     # `make install-rewards` and the like take their versions from here.
-    optional = {"math-verify", "reasoning-gym", "gcsfs", "s3fs", "gguf"}
+    optional = {"math-verify", "gcsfs", "s3fs", "gguf"}
     assert optional <= names(pins("requirements-dev.txt"))
     assert not (optional | {"libtpu"}) & names(pins("requirements.txt"))
 

@@ -40,7 +40,7 @@ class Packing:
     """What packed rows hold on average.
 
     Attributes:
-        positions: positions of the rows for each rollout, padding included.
+        positions: positions of the rows for each rollout, with padding.
         tokens: those of them that hold tokens.
         learned: share of the positions that predict a token of a completion.
         sequence: length of a sequence whose tokens attend to as many keys on average.
@@ -83,11 +83,8 @@ def token_weights(
         token      1 / (sum of L)    mean over all tokens (DAPO, arXiv:2503.14476)
         constant   1 / (N budget)    no division by length (Dr. GRPO, arXiv:2503.20783)
 
-    Args:
-        rollouts: rollouts of a step; those without a reward are excluded.
-        mode: one of the three formulas.
-        budget: maximum tokens of a completion.
-        mask_overlong: also exclude rollouts that were truncated by length.
+    `budget` is the maximum of a completion. Rollouts without a reward are excluded, and with
+    `mask_overlong` those that were truncated by length.
     """
     lengths = [
         0
@@ -131,14 +128,9 @@ def micro_batches(
 ) -> list[TokenBatch]:
     """Packs a step's rollouts, longest first, into full micro-batches, then small ones.
 
-    With `shape.share_prefix` the rollouts of a prompt follow each other.
-
-    Args:
-        rollouts: a step's rollouts; the result does not depend on their order.
-        shape: sizes of the micro-batches.
-        weights: token weight of each rollout; rollouts of weight 0 are excluded.
-        keep_zero_advantage: include rollouts with advantage 0, which have no policy gradient but a
-            gradient of the KL term.
+    The result does not depend on their order. With `shape.share_prefix` the rollouts of a prompt
+    follow each other. Those of weight 0 are excluded; with `keep_zero_advantage` those of advantage
+    0 are not, which have no policy gradient but one of the KL term.
 
     Raises:
         ValueError: if a rollout is longer than a row.

@@ -21,12 +21,9 @@ from pipeline.types import Demonstration
 
 @dataclass(frozen=True)
 class LoadedDemonstrations:
-    """The demonstrations and the excluded rows.
+    """The demonstrations in the dataset's order, and the rows that were excluded.
 
     Attributes:
-        demonstrations: in the dataset's order.
-        malformed: malformed rows.
-        too_long: rows whose prompt and completion are longer than `rollout.max_tokens`.
         duplicates: number of demonstrations that repeat an earlier one; they are kept.
         overlaps: number of demonstrations excluded because an evaluation split has their prompt.
     """
@@ -52,15 +49,12 @@ def load_demonstrations(
 ) -> LoadedDemonstrations:
     """Loads the rows of `sft.train`.
 
-    A completion is the text of the completion column, or without that column the last turn of a row
-    in chat format, and its end token: that of the turn with turns, `<eos>` with plain prompts. With
+    A completion is the text of the completion column, or without it the last turn of a row in chat
+    format, and its end token: that of the turn with turns, `<eos>` with plain prompts. With
     `prompt.answer_prefix` the text must begin with the prefix, which becomes part of the prompt, as
     in GRPO; the rest is the completion.
 
-    Args:
-        config: names the source and the length limits.
-        maker: makes the prompts.
-        measured: texts of the evaluation prompts; demonstrations with these prompts are excluded.
+    Demonstrations with a prompt in `measured`, the texts of the evaluation prompts, are excluded.
 
     Raises:
         ValueError: if the source cannot be read, has malformed rows that `data.malformed` refuses,
@@ -106,9 +100,6 @@ def _encoder(config: Config, maker: PromptMaker) -> Callable[[Row], np.ndarray |
     """What makes a row's completion tokens, int32 `seq`.
 
     Rows whose completion the policy cannot generate are malformed.
-
-    Raises:
-        ValueError: if the end token of completions is not a stop token.
     """
     column, tokenizer, prefix = (
         config.sft.completion_column,

@@ -68,8 +68,7 @@ def load_data(config: Config, tokenizer: Tokenizer) -> LoadedData:
 def check_rows(config: Config) -> None:
     """Checks the rows of all sources as far as possible without a tokenizer.
 
-    Args:
-        config: names the sources; checks that need settings which it lacks are left out.
+    What needs settings that `config` lacks is left out.
 
     Raises:
         ValueError: if a source cannot be read, lacks a column or has malformed rows.
@@ -107,23 +106,18 @@ def locate_data(config: Config) -> list[str]:
     found, sources = MistakeCollector(), _prompt_sources(config)
     if config.sft.train is not None:
         sources["sft"] = config.sft.train
-    settings: dict[str, list[str]] = {}
-    for name, source in sources.items():
-        settings.setdefault(source.title, []).append(setting_name(name))
-    by_title = {source.title: source for source in sources.values()}
     places = [
-        found.attempt(locate_rows, by_title[title], where=", ".join(names))
-        for title, names in settings.items()
+        found.attempt(locate_rows, source, where=setting_name(name))
+        for name, source in sources.items()
     ]
     found.raise_if_any()
-    return [place for place in places if place is not None]
+    return [place for place in dict.fromkeys(places) if place is not None]
 
 
 def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
-    """All training sources and splits by their names in `LoadedData.splits`, with overlaps.
+    """All sources and splits by their names in `LoadedData.splits`, with overlaps.
 
-    Raises:
-        ValueError: as `load_data`.
+    Raises as `load_data`.
     """
     return _load(_prompt_sources(config), config, maker)
 
@@ -131,8 +125,7 @@ def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
 def load_tests(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
     """The test split and the evaluation sets, by their names in `LoadedData.splits`.
 
-    Raises:
-        ValueError: as `load_data`.
+    Raises as `load_data`.
     """
     tests = _test(config) | _sets(config)
     needed = ({MIXTURE_TRAIN: config.data.train} if config.data.test.share else {}) | tests
@@ -161,8 +154,7 @@ def make_disjoint(
 ) -> LoadedData:
     """Excludes the overlaps of the result of `load_splits`, and loads the demonstrations.
 
-    Raises:
-        ValueError: as `load_data`.
+    Raises as `load_data`.
     """
     sets = {
         name.removeprefix(EVAL_SET_PREFIX): split
@@ -201,16 +193,9 @@ def make_disjoint(
 
 
 def load_split(name: str, source: Source, *, config: Config, maker: PromptMaker) -> LoadedSplit:
-    """Loads one split.
+    """Loads the split that has this name in `LoadedData.splits`.
 
-    Args:
-        name: of the split in `LoadedData.splits`.
-        source: its dataset.
-        config: has `data` and `prompt`, the defaults of the source's own settings.
-        maker: makes the prompts.
-
-    Raises:
-        ValueError: as `load_data`.
+    Raises as `load_data`.
     """
     most, data, where = config.rollout.max_prompt_tokens, config.data, setting_name(name)
     if isinstance(source, NamedSource):
@@ -248,8 +233,8 @@ def load_split(name: str, source: Source, *, config: Config, maker: PromptMaker)
     )
     if not prompts:
         raise ValueError(
-            f"{where}: no prompt is left: {len(malformed)} rows are malformed and "
-            f"{len(too_long)} are longer than rollout.max_prompt_tokens = {most}"
+            f"{where}: no prompt of {source.title} is left: {len(malformed)} rows are malformed "
+            f"and {len(too_long)} are longer than rollout.max_prompt_tokens = {most}"
             + "".join(f"\n{line}" for line in list_rows(malformed))
         )
     return LoadedSplit(tuple(prompts), malformed, too_long, repeated(prompts))

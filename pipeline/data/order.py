@@ -23,12 +23,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class Source:
-    """A source of training prompts.
+    """A source of training prompts and its share of them.
 
-    Attributes:
-        prompts: its prompts.
-        share: its share of the training prompts.
-        seed: of its order, so that sources of equal size are shuffled differently.
+    Its order has a seed of its own: sources of equal size are shuffled differently.
     """
 
     prompts: Sequence[Prompt]
@@ -96,12 +93,12 @@ def consecutive_prompts(
     are different. In a mixture the sources are interleaved evenly by their shares.
 
     Args:
-        prompts: prompts of all sources; `source` is the source of each.
+        prompts: as `weights`, see `prompts_for_step`.
         seed: the run's seed.
         start: number of prompts used before.
         count: number of prompts, from 1 to `window`.
         window: maximum number of prompts in a step.
-        weights: share of each source, with sum 1; None or a single one without a mixture.
+        weights: share of each source.
 
     Raises:
         ValueError: if there are too few prompts; see `check_window`.
@@ -129,11 +126,7 @@ def consecutive_prompts(
 def check_window(
     prompts: Sequence[Prompt], *, window: int, weights: Mapping[str, float] | None = None
 ) -> None:
-    """Refuses a `window` so large that a step could contain a prompt twice.
-
-    Raises:
-        ValueError: with the number of prompts and the required number.
-    """
+    """Refuses a `window` so large that a step could contain a prompt twice, with a ValueError."""
     for name, source in _sources(prompts, weights, 0).items():
         total, most = len(source.prompts), max_in_window(source.share, window)
         if 2 * (most - 1) > total:

@@ -77,13 +77,8 @@ def lay_out(
 ) -> tuple[PackedBatch, list[CompletionSlice]]:
     """One micro-batch of `rows` rows, unused ones empty, and the location of each completion.
 
-    All token weights are 0.
-
-    Args:
-        packed: sequences by row and group; those of a group have the same prompt.
-        rows: number of rows.
-        shape: length of a row and padding token.
-        share_prefix: whether there are groups of several sequences.
+    All token weights are 0. `packed` has the sequences by row and group; those of a group have the
+    same prompt, and several only with `share_prefix`.
     """
 
     def empty(value: int = 0) -> np.ndarray:

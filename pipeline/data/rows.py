@@ -23,15 +23,6 @@ _ROLES = {
 }
 """Other names of roles in chat format: those of ShareGPT, Gemma and OpenAI."""
 _TOOL_ROLES = ("tool", "function", "function_call", "observation")
-_KINDS = {
-    "NoneType": "null",
-    "bool": "a boolean",
-    "int": "a number",
-    "float": "a number",
-    "str": "a text",
-    "list": "a list",
-    "dict": "an object",
-}
 
 
 @dataclass(frozen=True)
@@ -69,12 +60,9 @@ class TooLong:
 
 
 def clean_row(row: Row, *, columns: Sequence[str], chat: str | None = None) -> Row | Malformed:
-    """The row with the values of `columns` as text; Malformed if one of them is invalid.
+    """The row with the values of `columns` as text, and the messages of the column `chat`, if any.
 
-    Args:
-        row: with the values of the dataset.
-        columns: required columns.
-        chat: column with the messages of a row in chat format; None: there is none.
+    Malformed if one of them is absent or invalid.
     """
     texts = {}
     for column in columns:
@@ -245,9 +233,8 @@ def list_rows(malformed: Sequence[Malformed]) -> Iterator[str]:
 
 
 def kind_of(value: object) -> str:
-    """The kind of a value in JSON's terms, with its article."""
-    name = type(value).__name__
-    return _KINDS.get(name, f"a value of type {name}")
+    """The type of a value, for messages."""
+    return f"a value of type {type(value).__name__}"
 
 
 def is_unicode(text: str) -> bool:

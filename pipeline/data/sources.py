@@ -1,4 +1,4 @@
-"""Reads the rows of a split: from a file, from the hub, or of reasoning-gym.
+"""Reads the rows of a split, from a file or from the hub.
 
 Every malformed row is reported with its number and reason. Independent of prompts. The first read
 imports `datasets`, which is slow; importing this module is fast.
@@ -19,7 +19,6 @@ from configs.base import nearest_hint
 from configs.schema import Source
 from configs.task import ANSWER_COLUMN, FILE_SLICE
 from pipeline.data.models.model_source import ask_hub
-from pipeline.data.procedural import generate_rows
 from pipeline.data.rows import (
     Malformed,
     Row,
@@ -34,8 +33,6 @@ from pipeline.data.text.chat import check_columns, sole_column, template_columns
 from pipeline.data.text_files import Parser, parser_of
 
 T = TypeVar("T")
-_QUESTION = "question"
-"""The column of the default template of prompts."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +41,7 @@ class Columns:
 
     Attributes:
         required: columns that it must have.
-        chat: that one of `required` which may be in chat format. If one row has messages there,
-            all must have them.
+        chat: that one of `required` which may be in chat format, in all rows.
         required_in_chat: columns that a dataset in chat format must have.
         optional: further columns that are checked if it has them.
     """
@@ -88,16 +84,10 @@ def read_rows(
 ) -> tuple[list[T], tuple[Malformed, ...], tuple[TooLong, ...]]:
     """Reads the rows of `source` and makes something of each.
 
-    Args:
-        source: the dataset.
-        columns: whose values become text.
-        where: the setting that names the source, for error messages.
-        policy: `data.malformed`.
-        make: what a row becomes.
+    `where` is the setting that names the source, for messages, and `policy` is `data.malformed`.
 
     Returns:
-        The results of `make` in the source's order, the malformed rows by number, and the overlong
-        ones.
+        The results of `make` in the source's order, the malformed and the overlong rows.
 
     Raises:
         ValueError: if the source cannot be read, has no rows, or lacks a required column; or if
@@ -108,7 +98,7 @@ def read_rows(
     if parser is not None:
         raw, malformed = _parse(source, parser, where=where)
     else:
-        raw = (_generate if source.reasoning_gym else _load)(source, where=where)
+        raw = _load(source, where=where)
     if not raw and not malformed:
         raise ValueError(f"{where}: {source.title} has no rows")
     raw = [_with_nested(row, columns) for row in raw]
@@ -153,9 +143,6 @@ def locate_rows(source: Source, *, where: str) -> str:
     """
     from huggingface_hub import errors
 
-    if source.reasoning_gym:
-        _generate(source.model_copy(update={"size": 1}), where=where)
-        return f"{source.title} can be generated"
     if source.is_file:
         return f"{_existing(source, where=where)} exists"
     assert source.path is not None
@@ -211,19 +198,6 @@ def _sliced(numbers: Sequence[int], split: str) -> Sequence[int]:
     return numbers[first : end if found[2] else None]
 
 
-def _generate(source: Source, *, where: str) -> list[Row]:
-    """Generates the rows of a dataset of reasoning-gym."""
-    name, size, seed = source.reasoning_gym, source.size, source.seed
-    assert name is not None
-    assert size is not None
-    assert seed is not None
-    try:
-        rows = generate_rows(name, size=size, seed=seed, settings=source.settings)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    return [Row(number, values) for number, values in enumerate(rows, start=1)]
-
-
 def _load(source: Source, *, where: str) -> list[Row]:
     """Reads a Parquet file or a hub dataset."""
     path = str(_existing(source, where=where)) if source.is_file else source.path
@@ -261,7 +235,7 @@ def _template_hint(row: Row, required: Sequence[str]) -> str:
     for column, value in row.values.items():
         if is_chat(value):
             return f'; {column!r} is in chat format: set prompt.template = "{{{column}}}"'
-    if _QUESTION in required and _QUESTION not in row.values:
+    if "question" in required and "question" not in row.values:
         return '; prompt.template names the columns of a prompt, "{question}" by default'
     return ""
 

@@ -18,12 +18,9 @@ MIXTURE_PREFIX, EVAL_SET_PREFIX = "mixture.", "sets."
 
 @dataclass(frozen=True)
 class LoadedSplit:
-    """A split's prompts and excluded rows.
+    """A split's prompts in the dataset's order, and the rows that were excluded.
 
     Attributes:
-        prompts: in the dataset's order.
-        malformed: malformed rows.
-        too_long: rows whose prompts are longer than `rollout.max_prompt_tokens`.
         duplicates: number of prompts that repeat an earlier prompt and answer; they are kept.
         overlaps: number of prompts excluded because a later split has them too.
         held_out: whether it is a share of `data.train`.
@@ -55,11 +52,9 @@ class LoadedData:
 
     Attributes:
         train: the training prompts of all sources.
-        validation: the validation split, evaluated during training.
-        test: the test split, evaluated once before and once after training.
         sets: the evaluation sets by name, evaluated like the test split.
-        sources: the parts of `train` by source; empty without a mixture.
-        weights: share of each source in the training prompts, with sum 1; empty without a mixture.
+        sources: the parts of `train` by source.
+        weights: share of each source in the training prompts, with sum 1.
         sft: the demonstrations of the SFT phase, if there is one.
     """
 
@@ -115,11 +110,7 @@ def concatenate(splits: Sequence[LoadedSplit]) -> LoadedSplit:
 def without_overlaps(
     split: LoadedSplit, later: Sequence[LoadedSplit], *, where: str
 ) -> LoadedSplit:
-    """The split without the prompts of later splits.
-
-    Raises:
-        ValueError: if no prompt is left.
-    """
+    """The split without the prompts of later splits; ValueError if none is left."""
     excluded = prompt_texts(later)
     kept = tuple(prompt for prompt in split.prompts if prompt.text not in excluded)
     if not kept:
@@ -130,12 +121,8 @@ def without_overlaps(
 def hold_out(train: LoadedSplit, wanted: Mapping[str, HeldOut]) -> dict[str, LoadedSplit]:
     """Divides the training data, by a hash of the rows: equal rows are in one split.
 
-    Args:
-        train: all rows.
-        wanted: shares of the rows, and limits, by the names of the splits.
-
-    Returns:
-        The splits, and what is left of `train`.
+    `wanted` has shares of the rows, and limits, by the names of the splits. Returns these, and what
+    is left of `train`.
 
     Raises:
         ValueError: if a split would have no row.

@@ -30,12 +30,7 @@ Parser = Callable[[Path, int | None], Parsed]
 def parse_jsonl(path: Path, limit: int | None) -> Parsed:
     """Parses one JSON object per line; the numbers are line numbers, blank lines are skipped.
 
-    Args:
-        path: the file.
-        limit: maximum number of rows to read, including malformed ones; None: all.
-
-    Raises:
-        ValueError: if the file is UTF-16, is damaged gzip, or is a JSON list of lines.
+    `limit` is the maximum number of rows to read, malformed ones included.
     """
     rows, malformed = list[Row](), list[Malformed]()
     content = _read_bytes(path)
@@ -67,11 +62,10 @@ def parse_json(path: Path, limit: int | None) -> Parsed:
     try:
         values = json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 (byte {error.start})") from None
+        raise ValueError(f"not UTF-8 (byte {error.start}); convert it") from None
     except (ValueError, RecursionError) as error:
-        is_lines = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
-        hint = "; a file with one object per line is called .jsonl" if is_lines else ""
-        raise ValueError(f"not JSON: {error}{hint}") from None
+        hint = "a file with one object per line is called .jsonl"
+        raise ValueError(f"not a JSON list: {error}; {hint}") from None
     if not isinstance(values, list):
         raise ValueError(f"{kind_of(values)}, not a list of objects")
     rows, malformed = list[Row](), list[Malformed]()
@@ -113,8 +107,7 @@ def parse_csv(path: Path, limit: int | None, *, separator: str = ",") -> Parsed:
         if names is None:
             names = _column_names(values, separator)
         elif len(values) != len(names):
-            count = "1 value" if len(values) == 1 else f"{len(values)} values"
-            what = f"has {count} for {len(names)} columns"
+            what = f"has {len(values)} values for {len(names)} columns"
             malformed.append(Malformed(number, what))
         elif not all(map(is_unicode, values)):
             malformed.append(Malformed(number, "not UTF-8"))
@@ -140,11 +133,7 @@ def parser_of(path: str) -> Parser | None:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """The file's bytes, decompressed if they are gzip.
-
-    Raises:
-        ValueError: if it is UTF-16, or is damaged gzip.
-    """
+    """The file's bytes, decompressed if they are gzip; ValueError if it is damaged, or UTF-16."""
     content = path.read_bytes()
     if content.startswith(_GZIP_MAGIC):
         try:

@@ -214,12 +214,13 @@ def _tests(config: Config) -> dict[str, Source]:
 
 
 def _rows(source: Source, train: Source) -> int | None:
-    """Number of rows by a local file or by the settings; None: unknown without a download."""
+    """Number of rows of a local file; None: unknown without a download."""
     if isinstance(source, HeldOut) and source.share is not None:
-        count = _rows(train, train)
-        held = source.limit if count is None else round(source.share * count)
+        whole = _rows(train, train)
+        held = source.limit if whole is None else round(source.share * whole)
         return held if source.limit is None or held is None else min(held, source.limit)
-    count, path = source.size, Path(source.title)
+    count: int | None = None
+    path = Path(source.title)
     parse = parser_of(source.title) if source.is_file and path.is_file() else None
     if parse is not None:
         with contextlib.suppress(

@@ -1,12 +1,6 @@
 """Cases of the user: completions with the rewards that they must have, one JSON object a line.
 
-    {"completion": "<answer>4</answer>", "row": 17, "expect": 1.0}
-    {"name": "bare", "completion": "4", "row": {"q": "2+2?", "answer": "4"}, "expect": {"tags": 0}}
-    {"completion": "...", "expect": {"above": "bare"}, "stop_reason": "length"}
-
-`expect` is the weighted sum; or values of parts by name, null where a part does not apply; or
-{"above": NAME}, the name of another case. `row` is the number of a row of data.train (a prompt id)
-or a row with its columns; without it the first row is used.
+"Try it offline" in docs/rewards.md has their form.
 """
 
 from __future__ import annotations
@@ -49,13 +43,7 @@ class Case(BaseModel):
 def parse_cases(
     text: str, *, file: str, row_of: RowOf, parts: Sequence[str]
 ) -> list[tuple[Case, Probe]]:
-    """The cases of a file, each with its probe.
-
-    Args:
-        text: its content.
-        file: its name, for messages.
-        row_of: finds or makes the row of a case.
-        parts: names of the reward parts.
+    """The cases of a file with this text, each with its probe.
 
     Raises:
         ValueError: with a line for each mistake.
@@ -87,11 +75,7 @@ def parse_cases(
 
 
 def _read(line: str, number: int) -> Case:
-    """A line of the file.
-
-    Raises:
-        ValueError: with its mistakes.
-    """
+    """A line of the file."""
     try:
         case = Case.model_validate_json(line)
         return case if case.name else case.model_copy(update={"name": f"line {number}"})

@@ -10,9 +10,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
-from configs.task import CONCURRENCY
 from rewards.base import Outcome
 from rewards.checks.probes import EMPTY, REFERENCE, SPACE, Kind
 from rewards.checks.trial import Scored, Trial
@@ -25,14 +24,9 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong.
+    """Something that is wrong, what to do about it, and whether the check fails.
 
-    Attributes:
-        kind: one of the kinds below, "case" or "references".
-        what: what was found, with names and numbers.
-        advice: what to do.
-        fails: whether the check fails.
-        examples: completions that show it, one line each.
+    `examples` are completions that show it, one line each.
     """
 
     kind: str
@@ -40,23 +34,6 @@ class Finding:
     advice: str
     fails: bool = False
     examples: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Seconds of a score of one part.
-
-    Attributes:
-        p50_s: median.
-        p99_s: 99th percentile.
-        parallel: scores at a time: processes, times the concurrency of an async function.
-        step_s: forecast for the rollouts of a step, which overlap their generation.
-    """
-
-    p50_s: float
-    p99_s: float
-    parallel: int
-    step_s: float
 
 
 _RANKING: Mapping[Kind, tuple[str, str, str]] = {
@@ -96,24 +73,9 @@ def find(trial: Trial, *, rollouts_per_step: int) -> list[Finding]:
         *_empty_beats_wrong(trial),
         *_without_information(trial),
         *_unstable(trial),
-        *_slow(trial, rollouts_per_step=rollouts_per_step),
+        *_slow(trial, rollouts_per_step),
     ]
     return sorted(found, key=lambda finding: not finding.fails)
-
-
-def speeds(trial: Trial, *, rollouts_per_step: int) -> dict[str, Speed]:
-    """The speed of each part that was measured."""
-    found = {}
-    for part in trial.rewards.functions:
-        seconds = sorted(trial.seconds.get(part.name, ()))
-        if not seconds:
-            continue
-        parallel = part.workers or trial.rewards.workers
-        if trial.facts[part.name].kind == "async":
-            parallel *= part.concurrency or CONCURRENCY
-        p50_s, p99_s = median(seconds), seconds[math.ceil(0.99 * len(seconds)) - 1]
-        found[part.name] = Speed(p50_s, p99_s, parallel, rollouts_per_step * p50_s / parallel)
-    return found
 
 
 def _errors(trial: Trial) -> Iterator[Finding]:
@@ -167,11 +129,9 @@ def _ranking(trial: Trial) -> Iterator[Finding]:
     for (kind, name), own in compared.items():
         if kind in _RANKING and (shown := _not_below(name, own, references)) is not None:
             examples[kind].append(shown)
-    # Another form is rewarded, and the expected one is not: all else would be named as well.
-    only_form = "variant" in examples and all(one <= min(totals) for one in references.values())
     for kind, (label, says, advice) in _RANKING.items():
         found = sorted(examples[kind], key=lambda one: not one[0])
-        if found and (kind == "variant" or not only_form):
+        if found:
             yield Finding(label, says, advice, found[0][0], tuple(text for _, text in found))
 
 
@@ -284,20 +244,17 @@ def _unstable(trial: Trial) -> Iterator[Finding]:
             )
 
 
-def _slow(trial: Trial, *, rollouts_per_step: int) -> Iterator[Finding]:
-    for name, speed in speeds(trial, rollouts_per_step=rollouts_per_step).items():
-        if speed.step_s > SLOW_STEP_S:
-            how = "more workers, or async def with concurrency where it waits for a server"
-            if trial.facts[name].kind == "async":
-                how = "a higher concurrency, if its server can take it, or more workers"
-            needed = math.ceil(speed.parallel * speed.step_s / SLOW_STEP_S)
+def _slow(trial: Trial, rollouts_per_step: int) -> Iterator[Finding]:
+    for part in trial.rewards.functions:
+        workers, seconds = part.workers or trial.rewards.workers, trial.seconds.get(part.name, 0.0)
+        step_s = rollouts_per_step * seconds / workers
+        if step_s > SLOW_STEP_S:
             yield Finding(
                 "slow",
-                what=f"{name!r} takes {speed.p50_s:.3g} s a completion (p50; p99 "
-                f"{speed.p99_s:.3g} s): {speed.step_s:,.0f} s for the {rollouts_per_step} rollouts "
-                f"of a step, {speed.parallel} at a time",
-                advice=f"score {needed} at a time: {how}; scoring overlaps generation, not the "
-                "update",
+                what=f"{part.name!r} takes {seconds:.3g} s a completion: {step_s:,.0f} s for the "
+                f"{rollouts_per_step} rollouts of a step, with workers = {workers}",
+                advice="scoring overlaps generation, not the update: set more workers or, where it "
+                "waits for a server, write it as async def with concurrency",
             )
 
 

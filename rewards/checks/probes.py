@@ -46,12 +46,7 @@ _DIGITS = re.compile(r"\d+(?=\D*$)")
 
 @dataclass(frozen=True)
 class ProbeRow:
-    """A row of the dataset for which probes are made.
-
-    Attributes:
-        given: prompt, reference answer and columns; the completion is replaced.
-        reasoning: the worked-out solution, if the row has one.
-    """
+    """A row of the dataset, whose completion is replaced, and its worked-out solution if any."""
 
     given: RewardInput
     reasoning: str | None = None
@@ -59,13 +54,10 @@ class ProbeRow:
 
 @dataclass(frozen=True)
 class Probe:
-    """A completion to score.
+    """A completion to score, of the row at a position (-1 for cases).
 
-    Attributes:
-        name: says what the completion is, in the same words for all rows.
-        kind: how it must compare with the reference.
-        row: position of its row; -1 for cases.
-        given: input of the reward functions.
+    The name says what it is, in the same words for all rows; the kind, how it must compare with the
+    reference.
     """
 
     name: str
@@ -88,10 +80,8 @@ def make_probes(
 
     Args:
         rows: of the dataset.
-        form: of a right completion, with the words REASONING and ANSWER; None: as `prompt.answer`
-            says.
-        plain: whether the prompts are text without turns, after which completions may begin with a
-            space.
+        form: of a right completion, with the words REASONING and ANSWER; None: `expected_form`.
+        plain: whether prompts have no turns, after which completions may begin with a space.
         characters: length of a very long completion.
     """
     answers = [row.given.answer for row in rows if row.given.answer is not None]
@@ -159,15 +149,7 @@ def _of_row(row: RewardInput, index: int, texts: Sequence[Text]) -> Iterator[Pro
 def _texts(
     row: ProbeRow, form: str, answers: Sequence[str], *, characters: int, leading_space: bool
 ) -> Iterator[Text]:
-    """The texts of a row's probes.
-
-    Args:
-        row: of the dataset.
-        form: of a complete completion, with the words REASONING and ANSWER.
-        answers: reference answers of all rows.
-        characters: length of a very long completion.
-        leading_space: whether the reference after a space is one of them.
-    """
+    """The texts of a row's probes; `answers` are the references of all rows."""
     given = row.given
     random = Random(f"probes/0/{given.source}/{given.prompt_id}")
 

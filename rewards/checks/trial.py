@@ -1,8 +1,8 @@
 """Tries reward functions on probes, in the processes that a run uses.
 
 All probes are scored together, those of one name at a time. Those of some rows are then scored
-alone, which measures the time of a score and shows whether it depends on other completions. A probe
-that failed is not repeated. `rewards.checks.findings` says what the outcomes mean.
+alone, which shows whether a value depends on other completions. A probe that failed is not
+repeated. `rewards.checks.findings` says what the outcomes mean.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from tqdm import tqdm
 
@@ -32,13 +33,9 @@ Outcomes = Mapping[str, Outcome]
 
 @dataclass(frozen=True)
 class Scored:
-    """A probe with its scores.
+    """A probe with its outcomes, scored with other probes and, of some parts, alone.
 
-    Attributes:
-        probe: what was scored.
-        outcomes: of each part, scored with other probes.
-        total: the weighted sum; None if there is none.
-        alone: of the parts that were also called with this probe alone.
+    `total` is the weighted sum, if there is one.
     """
 
     probe: Probe
@@ -49,19 +46,16 @@ class Scored:
 
 @dataclass(frozen=True)
 class Trial:
-    """What the reward functions returned.
+    """What the reward functions reported by part, and returned for the probes in order.
 
-    Attributes:
-        rewards: settings of the functions.
-        facts: what the functions reported, by part.
-        scored: the probes in order.
-        seconds: time of each score, by part, one at a time; empty in a short trial.
+    `seconds` are those of a process for a completion, by part, as the median over the names of
+    probes; a part of which every process died, or took too long, has none.
     """
 
     rewards: Rewards
     facts: Mapping[str, RewardFacts]
     scored: Sequence[Scored]
-    seconds: Mapping[str, Sequence[float]]
+    seconds: Mapping[str, float]
 
     @property
     def weights(self) -> dict[str, float]:
@@ -77,30 +71,21 @@ async def run_trial(
     facts: Sequence[RewardFacts],
     short: bool = False,
 ) -> Trial:
-    """Scores the probes, with a progress bar.
+    """Scores the probes, of which those of one name follow each other, with a progress bar.
 
-    Args:
-        probes: those of one name follow each other.
-        host: started.
-        rewards: settings of the functions.
-        facts: from `RewardHost.start`.
-        short: nothing is scored alone.
+    `facts` are those of `host.start`; in a `short` trial nothing is scored alone.
     """
     weights = {part.name: part.weight for part in rewards.functions}
     alone_rows = 0 if short else ALONE_ROWS
     count = len(probes) + sum(probe.row < alone_rows for probe in probes)
     with tqdm(total=count, unit="completion", delay=2, leave=False, disable=None) as bar:
-        together = await _score_together(probes, host, bar)
-        scored, seconds = list[Scored](), defaultdict[str, list[float]](list)
-        host.busy_s()
+        together, seconds = await _score_together(probes, host, bar)
+        scored = list[Scored]()
         for probe, outcomes in zip(probes, together, strict=True):
             total, alone = combine(outcomes, weights=weights), dict[str, Outcome]()
             if probe.row < alone_rows:
                 failed = {name for name, one in outcomes.items() if one.error is not None}
                 (alone,) = await host.score([probe.given], without=failed)
-                busy_s = host.busy_s()
-                for name in alone:
-                    seconds[name].append(busy_s[name])
                 bar.update()
             is_finite = total is not None and math.isfinite(total)
             scored.append(Scored(probe, outcomes, total if is_finite else None, alone))
@@ -109,18 +94,25 @@ async def run_trial(
 
 async def _score_together(
     probes: Sequence[Probe], host: RewardHost, bar: tqdm[object]
-) -> list[Outcomes]:
-    """The outcomes of all probes; a part that cost a process in all rows of one is given up."""
+) -> tuple[list[Outcomes], dict[str, float]]:
+    """The outcomes of all probes, and `Trial.seconds`.
+
+    A part that cost a process in all rows of a probe is given up.
+    """
     found, given_up = list[Outcomes](), dict[str, Outcome]()
+    seconds = defaultdict[str, list[float]](list)
     for _, group_probes in itertools.groupby(probes, key=lambda probe: probe.name):
         own = list(group_probes)
         inputs = [probe.given for probe in own]
         group = [outcomes | given_up for outcomes in await host.score(inputs, without=given_up)]
+        busy_s = host.busy_s()
         for name in group[0].keys() - given_up.keys():
             errors = [error for outcomes in group if (error := outcomes[name].error) is not None]
             lost = [error for error in errors if error.cause in _LOST]
             if len(lost) == len(group) and own[0].kind != "case":
                 given_up[name] = Outcome.failed(lost[0].cause, f"given up: {lost[0].message}")
+            else:
+                seconds[name].append(busy_s[name] / len(group))
         found += group
         bar.update(len(group))
-    return found
+    return found, {name: median(of_groups) for name, of_groups in seconds.items()}

@@ -35,9 +35,7 @@ _SILENCE_S = 5.0
 class RewardHost(AbstractAsyncContextManager["RewardHost"]):
     """The processes of all reward functions; as a context manager it ends them.
 
-    Args:
-        rewards: functions, number of processes, limits.
-        log: receives output and errors of the functions.
+    The log receives output and errors of the functions.
     """
 
     def __init__(self, rewards: Rewards, *, log: RewardLog) -> None:
@@ -45,36 +43,25 @@ class RewardHost(AbstractAsyncContextManager["RewardHost"]):
         self._parts = [_Part(part, rewards, log) for part in rewards.functions]
 
     async def start(self) -> list[RewardFacts]:
-        """Starts all processes; returns what they report, by function.
-
-        Raises:
-            ValueError: with a line for each function that cannot be used.
-        """
+        """Starts all processes; returns what they report, by function; raises as `check`."""
         started = await asyncio.gather(
             *(part.start() for part in self._parts), return_exceptions=True
         )
-        facts, mistakes = [], []
-        for one in started:
-            if isinstance(one, RewardFacts):
-                facts.append(one)
-            elif isinstance(one, ValueError):
-                mistakes.append(f"rewards.functions: {one}")
-            else:
-                raise one
+        mistakes = [f"rewards.functions: {one}" for one in started if isinstance(one, ValueError)]
         if mistakes:
             await self.close()
             raise ValueError("\n".join(mistakes))
+        facts = []
+        for one in started:
+            if isinstance(one, BaseException):
+                raise one
+            facts.append(one)
         return facts
 
     async def score(
         self, inputs: Sequence[RewardInput], *, without: Container[str] = ()
     ) -> list[dict[str, Outcome]]:
-        """The outcome of each function for each input, by name; may be called concurrently.
-
-        Args:
-            inputs: the completions.
-            without: names of functions that are not called.
-        """
+        """The outcome of each function but those `without`, by name, for each input."""
         parts = [part for part in self._parts if part.name not in without]
         scored = await asyncio.gather(*(part.score(inputs) for part in parts))
         return [
@@ -129,40 +116,29 @@ class _Part:
 
     def __init__(self, part: RewardFunction, rewards: Rewards, log: RewardLog) -> None:
         self.name = part.name
-        self._timeout_s = part.timeout_s or rewards.timeout_s
         self._concurrency = part.concurrency
         self._settings = Settings(
             function=part.function,
             args=part.args,
-            timeout_s=self._timeout_s,
+            timeout_s=part.timeout_s or rewards.timeout_s,
             memory_bytes=int(rewards.memory_gib * 2**30),
         )
         self._log = log
         self._facts: RewardFacts | None = None
-        self._count = 0
         self._waiting: deque[Job] = deque()
         self._alone: deque[Job] = deque()
         self._failures: Counter[int] = Counter()
         self._wake = asyncio.Event()
-        count = part.workers or rewards.workers
-        self._processes: list[RewardProcess | None] = [None] * count
+        self._processes: list[RewardProcess | None] = [None] * (part.workers or rewards.workers)
         self._tasks: list[asyncio.Task[None]] = []
         self.busy_s, self.scoring, self.moved_s = 0.0, 0, 0.0
 
     async def start(self) -> RewardFacts:
-        """Starts the processes.
-
-        Raises:
-            ValueError: if the function cannot be used.
-        """
+        """Starts the processes; raises ValueError if the function cannot be used."""
         indices = range(len(self._processes))
-        started = await asyncio.gather(*map(self._start, indices), return_exceptions=True)
         try:
-            for one in started:
-                if isinstance(one, BaseException):
-                    raise one
-            assert isinstance(started[0], RewardProcess)
-            facts = RewardFacts(self.name, **started[0].facts)
+            first, *_ = await asyncio.gather(*map(self._start, indices))
+            facts = RewardFacts(self.name, **first.facts)
             if facts.kind != "async" and self._concurrency is not None:
                 raise ValueError(
                     "concurrency has no effect: the function is not async; set workers instead"
@@ -176,10 +152,7 @@ class _Part:
     async def score(self, inputs: Sequence[RewardInput]) -> list[Outcome]:
         """The outcomes of the inputs."""
         loop = asyncio.get_running_loop()
-        jobs = []
-        for given in inputs:
-            self._count += 1
-            jobs.append(Job(self._count, given, loop.create_future()))
+        jobs = [Job(given, loop.create_future()) for given in inputs]
         self._waiting += jobs
         self._wake.set()
         self._top_up()
@@ -232,9 +205,7 @@ class _Part:
         for process in self._processes if self._is_async else ():
             # One that is fresh repeats a job alone.
             if process and process.jobs and not (process.fresh or process.dumps):
-                more = _take(self._waiting, self._room() - len(process.jobs))
-                if more:
-                    process.send(more)
+                process.send(_take(self._waiting, self._room() - len(process.jobs)))
 
     async def _score(self, index: int, jobs: Sequence[Job]) -> None:
         """Scores jobs with a process, which is replaced if it dies or takes too long."""
@@ -251,48 +222,45 @@ class _Part:
         process.fresh = process.fresh and alone
         process.send(jobs)
         # The process of an async function limits the time of each call itself.
-        patience_s = self._timeout_s + (_SILENCE_S if self._is_async else 0.0)
+        limit_s = self._settings.timeout_s
         try:
             while process.jobs:
-                async with asyncio.timeout(patience_s):
+                async with asyncio.timeout(limit_s + (_SILENCE_S if self._is_async else 0.0)):
                     job, outcome, trace = await process.result()
                 self.moved_s = time.monotonic()
                 self._settle(job, outcome, trace)
                 self._top_up()
+            return
         except TimeoutError:
             await process.dump()
-            problem: tuple[Cause, str] = "timed_out", f"took longer than {self._timeout_s:g} s"
+            problem = RewardError("timed_out", f"took longer than {limit_s:g} s")
         except ProcessEnded as error:
-            problem = "died", str(error)
-        else:
-            return
+            problem = RewardError("died", str(error))
         left = list(process.jobs.values())
         await self._end(index)
-        self._repeat(left, *problem)
+        for job in left:
+            self._repeat(job, problem)
 
     def _settle(self, job: Job, outcome: Outcome, trace: str) -> None:
         """Finishes a job, or repeats it after the time-out of an async call."""
         error = outcome.error
         if error is not None and error.cause == "timed_out":
-            self._repeat([job], error.cause, error.message)
+            self._repeat(job, error)
             return
         if error is not None:
-            self._log.error(self.name, [job.given], error, trace)
+            self._log.error(self.name, job.given, error, trace)
         self._failures.clear()
         job.finish(outcome)
 
-    def _repeat(self, jobs: Sequence[Job], cause: Cause, problem: str) -> None:
-        """Repeats jobs of a process that died or took too long alone; the second time they fail."""
-        first = [job for job in jobs if not job.is_repeated]
-        if first:
-            again = RewardError(cause, f"{problem}; repeated alone")
-            self._log.error(self.name, [job.given for job in first], again, "")
-        for job in jobs:
-            if job.is_repeated:
-                self._fail(job, cause, problem)
-            else:
-                job.is_repeated = True
-                self._alone.append(job)
+    def _repeat(self, job: Job, error: RewardError) -> None:
+        """Repeats a job of which a process died, or that took too long, alone; or fails it."""
+        if job.is_repeated:
+            self._fail(job, error.cause, error.message)
+            return
+        again = RewardError(error.cause, f"{error.message}; repeated alone")
+        self._log.error(self.name, job.given, again)
+        job.is_repeated = True
+        self._alone.append(job)
         self._wake.set()
 
     def _fail(self, job: Job, cause: Cause, problem: str) -> None:
@@ -301,7 +269,7 @@ class _Part:
         The rollouts of a prompt often fail for the same reason, so that failures of one prompt give
         up only this prompt, and those of several prompts all that wait.
         """
-        self._finish([job], cause, problem)
+        self._finish(job, cause, problem)
         prompt = job.given.prompt_id
         self._failures[prompt] += 1
         waiting, why = [*self._alone, *self._waiting], "prompts in a row"
@@ -312,15 +280,14 @@ class _Part:
             why = "completions of the prompt"
         self._failures.clear()
         what = f"given up after failures of {MAX_FAILURES_IN_A_ROW} {why}: {problem}"
-        self._finish(waiting, cause, what)
+        for one in waiting:
+            self._finish(one, cause, what)
 
-    def _finish(self, jobs: Sequence[Job], cause: Cause, problem: str) -> None:
-        """Sets an error as the outcome of jobs."""
+    def _finish(self, job: Job, cause: Cause, problem: str) -> None:
+        """Sets an error as the outcome of a job."""
         error = RewardError(cause, printable(problem))
-        if jobs:
-            self._log.error(self.name, [job.given for job in jobs], error, "")
-        for job in jobs:
-            job.finish(Outcome(None, error))
+        self._log.error(self.name, job.given, error)
+        job.finish(Outcome(None, error))
 
     async def _start(self, index: int) -> RewardProcess:
         process = RewardProcess(self._settings, name=self.name, log=self._log)

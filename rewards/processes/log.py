@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -13,8 +12,6 @@ from rewards.base import RewardError, RewardInput, printable
 _MOST_BYTES = 64 * 2**20
 MOST_OUTPUT = 64 * 2**10
 """Characters of what a function prints in a call."""
-_MOST_TRACES = 20
-"""Tracebacks of errors of one kind."""
 _SHOWN = 3
 
 
@@ -27,62 +24,44 @@ class RewardLog:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._bytes = path.stat().st_size if path is not None and path.exists() else 0
-        self._traces: Counter[tuple[str, str]] = Counter()
         self._notices = list[str]()
         self._noticed = set[str]()
 
     def output(
         self, name: str, inputs: Sequence[RewardInput], text: str, *, what: str = "output"
     ) -> None:
-        """Records what a function printed while it scored `inputs`, or was imported.
+        """Records what a function printed while it scored `inputs`; without any, at its import.
 
-        Args:
-            name: of the part.
-            inputs: empty: the function was imported.
-            text: what was printed.
-            what: what the text is, for the log.
+        `what` the text is, if it is not printed by the function itself.
         """
         if name not in self._noticed and what == "output" and text.strip():
             self._noticed.add(name)
             self._notices.append(f"reward {name!r} prints: {printable(text)}")
         if len(text) > MOST_OUTPUT:
             text = f"{text[:MOST_OUTPUT]}\n... further output of this call is dropped"
-        self._write(name, f"{_prompts(inputs)}: {what}", text)
+        self._write(name, inputs, what, text)
 
-    def error(
-        self, name: str, inputs: Sequence[RewardInput], error: RewardError, trace: str
-    ) -> None:
-        """Records an error; only the first tracebacks of a kind are written."""
-        self._traces[name, error.message] += 1
-        shown = trace if self._traces[name, error.message] <= _MOST_TRACES else ""
-        self._write(name, f"{_prompts(inputs)}: {error.cause}: {error.message}", shown)
+    def error(self, name: str, given: RewardInput, error: RewardError, trace: str = "") -> None:
+        """Records an error and its traceback."""
+        self._write(name, [given], f"{error.cause}: {error.message}", trace)
 
     def notices(self) -> list[str]:
         """A line for each function that has printed something for the first time."""
         found, self._notices = self._notices, []
         return found
 
-    def _write(self, name: str, title: str, text: str) -> None:
-        if self._path is None or self._bytes > _MOST_BYTES:
+    def _write(self, name: str, inputs: Sequence[RewardInput], title: str, text: str) -> None:
+        if self._path is None:
             return
+        ids = list(dict.fromkeys(f"{one.prompt_id}" for one in inputs))
+        more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+        where = f"prompt {', '.join(ids[:_SHOWN])}{more}" if ids else "import"
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         body = "".join(f"    {line}\n" for line in text.splitlines())
-        entry = f"{now} {name}, {title}\n{body}"
-        self._bytes += len(entry.encode(errors="replace"))
-        if self._bytes > _MOST_BYTES:
-            entry += f"this file has {_MOST_BYTES >> 20} MiB; nothing more is written to it\n"
         # A full disk does not end the run, nor does a run folder that does not exist.
         with (
             suppress(OSError),
             self._path.open("a", encoding="utf-8", errors="backslashreplace") as file,
         ):
-            file.write(entry)
-
-
-def _prompts(inputs: Sequence[RewardInput]) -> str:
-    ids = list(dict.fromkeys(one.prompt_id for one in inputs))
-    if not ids:
-        return "import"
-    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-    return f"prompt {', '.join(map(str, ids[:_SHOWN]))}{more}"
+            if file.tell() < _MOST_BYTES:
+                file.write(f"{now} {name}, {where}: {title}\n{body}")

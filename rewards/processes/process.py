@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
+import pickle
 import re
 import signal
 import socket
@@ -17,7 +19,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ import psutil
 
 from rewards.base import Outcome, RewardError, RewardInput
 from rewards.processes.log import MOST_OUTPUT, RewardLog
-from rewards.processes.worker import Settings, message
+from rewards.processes.worker import Settings
 
 START_TIMEOUT_S = 300.0
 """Time limit for a process to import its function."""
@@ -51,19 +53,15 @@ class ProcessEnded(ChildProcessError):  # noqa: N818  # the host handles it
 
 @dataclass(eq=False)
 class Job:
-    """One input of one function.
+    """One input of one function, with the future of its outcome and its number in messages.
 
-    Attributes:
-        number: its number in messages.
-        given: the input.
-        outcome: set when it is scored.
-        is_repeated: whether it has had a death or a time-out.
+    It is repeated after a death or a time-out.
     """
 
-    number: int
     given: RewardInput
     outcome: asyncio.Future[Outcome]
     is_repeated: bool = False
+    number: int = field(default_factory=itertools.count().__next__)
 
     def finish(self, outcome: Outcome) -> None:
         """Sets the outcome."""
@@ -72,12 +70,7 @@ class Job:
 
 
 class RewardProcess:
-    """A running reward process.
-
-    Args:
-        settings: function, arguments and limits.
-        name: of the part, for the log.
-        log: receives what it prints.
+    """A running reward process; `log` receives what it prints under the `name` of its part.
 
     Attributes:
         facts: what it reported about its function, after `start`.
@@ -122,14 +115,12 @@ class RewardProcess:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._pipe, self._read)
         self._closing.callback(loop.remove_reader, self._pipe)
-        self._messages.write(message(self._settings))
+        self._messages.write(pickle.dumps(self._settings))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 answer = await self._answer()
         except TimeoutError:
             raise ProcessEnded(f"importing it took longer than {START_TIMEOUT_S:g} s") from None
-        if not isinstance(answer, dict):
-            raise ProcessEnded(_BROKEN)
         if "refused" in answer:
             raise ValueError(answer["refused"])
         self.facts = answer["ready"] | {"columns": tuple(answer["ready"]["columns"])}
@@ -154,15 +145,12 @@ class RewardProcess:
 
     def send(self, jobs: Sequence[Job]) -> None:
         """Sends jobs to score; if the process has ended, `result` says how."""
-        self.jobs |= {job.number: job for job in jobs}
-        self._messages.write(message([(job.number, job.given) for job in jobs]))
+        if jobs:
+            self.jobs |= {job.number: job for job in jobs}
+            self._messages.write(pickle.dumps([(job.number, job.given) for job in jobs]))
 
     async def result(self) -> tuple[Job, Outcome, str]:
-        """The next job that is scored, its outcome, and the traceback of its error.
-
-        Raises:
-            ProcessEnded: if there is none.
-        """
+        """The next job that is scored, its outcome, and its traceback; or raises ProcessEnded."""
         answer = await self._answer()
         self.pass_output()
         try:
@@ -174,16 +162,11 @@ class RewardProcess:
 
     async def _answer(self) -> Any:
         try:
-            line = await self._answers.readline()
-        except OSError:  # it ended while something was sent
-            line = b""
-        except ValueError:
-            raise ProcessEnded(_BROKEN) from None
-        if not line.endswith(b"\n"):
-            raise ProcessEnded(await self._how_it_ended())
-        try:
+            line = await self._answers.readuntil()
             return json.loads(_without_keys(line.decode()))
-        except ValueError:
+        except (asyncio.IncompleteReadError, OSError):
+            raise ProcessEnded(await self._how_it_ended()) from None
+        except (asyncio.LimitOverrunError, ValueError):
             raise ProcessEnded(_BROKEN) from None
 
     async def dump(self) -> None:
@@ -250,10 +233,7 @@ class RewardProcess:
 
 
 def _without_keys(text: str) -> str:
-    """The text with names of environment variables in place of the keys that they hold.
-
-    What a reward function prints or raises is shown, logged and copied to the mirror.
-    """
+    """The text with names of environment variables in place of the keys that they hold."""
     for name, value in os.environ.items():
         if _OF_KEYS.search(name) and len(value) >= _SHORTEST_KEY:
             text = text.replace(value, f"[{name}]")

@@ -41,24 +41,12 @@ _FILE_BYTES = 2**30
 
 @dataclass(frozen=True)
 class Settings:
-    """What a process is started with.
-
-    Attributes:
-        function: as in the configuration.
-        args: of the function or class.
-        timeout_s: of a call.
-        memory_bytes: limit of private memory.
-    """
+    """What a process is started with: the configured function, and limits of a call and memory."""
 
     function: str
     args: Mapping[str, object]
     timeout_s: float
     memory_bytes: int
-
-
-def message(content: object) -> bytes:
-    """A message from the host."""
-    return pickle.dumps(content)
 
 
 def run(descriptor: int) -> None:

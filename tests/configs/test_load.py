@@ -100,7 +100,7 @@ def test_promise_8_six_mistakes_at_once(write: Write) -> None:
         "command line: --rollout.group_size = 1: must be an integer, at least 2 and at most 1024; ",
         f"{path}: rollout.max_new_tokens: missing; must be an integer, at least 1 (maximum length ",
         f"{path}: learner.lr = -1: must be a number, above 0 and at most 10; nearest valid: just ",
-        f"{path}: learner.seed: unknown; did you mean run.seed or data.train.seed or eval.sets.0",
+        f"{path}: learner.seed: unknown; did you mean run.seed?",
         f'{path}: plan.platform = "cpus": must be one of "auto", "cpu", "tpu", "gpu"; nearest ',
     )
     for line, start in zip(told, expected, strict=True):

@@ -21,7 +21,7 @@ CONFLICTS = [
     ("budget.time=1h", "budget.time: excludes budget.steps"),
     ("budget.steps=none; .time=9x", "budget.time: '9x' is not a duration"),
     ("data.train.split=train", "data.train.split: is no slice of a file; write for example"),
-    ("data.test=0.2; data.test.limit=5; .seed=1", "data.test.seed: has no effect with share;"),
+    ("data.test=0.2; data.test.limit=5; .subset=a", "data.test.subset: has no effect with share;"),
     ("data.test.split=none", "data.test.path: is not a file (.jsonl, .ndjson, .json, .csv, .tsv,"),
     ("data.answer_pattern=#### .+", "data.answer_pattern: needs a group"),
     ("prompt.template=hello", "prompt.template: contains no column"),
@@ -96,16 +96,10 @@ CONFLICTS = [
     ("eval.metric=corect", 'eval.metric: "correct", of exact_answer, reward, correct, format'),
     ("rewards.functions.0.name=reward", 'rewards.functions: "reward" is a value of eval.metric of'),
     ("eval.metric=correct; .extraction=boxed", "eval.extraction: has no effect with eval.metric ="),
-    ("data.train.path=none", "data.train.path: missing; a source needs path, or reasoning_gym"),
-    ("data.validation.path=none; .limit=8", "data.validation.path: missing; a source needs path,"),
-    ("data.train.size=5", "data.train.size: has no effect without reasoning_gym; remove it"),
+    ("data.train.path=none", "data.train.path: missing; a source needs path"),
     (
-        "data.train.reasoning_gym=chain_sum; .size=5; .seed=1",
-        "data.train.path: does not apply with reasoning_gym; remove it",
-    ),
-    (
-        "data.train.path=none; .reasoning_gym=chain_sum; .size=5",
-        "data.train.seed: missing; reasoning_gym needs it, with another seed for each split",
+        "data.validation.path=none; .limit=8",
+        "data.validation.path: missing; a source needs path or",
     ),
     (
         'run.fork=a; .phases=["sft", "grpo"]; sft.train=s.jsonl; .steps=1',
@@ -206,7 +200,6 @@ DERIVED: list[tuple[str, Mapping[str, object]]] = [
         f"{FUNCTION}=rewards.numeric:numeric_answer",
         {"metric": "correct", "has_accuracy_reward": True},
     ),
-    (f"{FUNCTION}=rewards.gym:score_answer", {"metric": "correct", "has_accuracy_reward": False}),
     (f"{FUNCTION}=mine.py:correct", {"metric": "exact_answer", "has_accuracy_reward": False}),
     (f"{BOXED}; eval.extraction=tags", {"metric": "exact_answer", "extraction": "tags"}),
     # Evaluations find answers as rewards do.

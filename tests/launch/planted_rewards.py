@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 
 from rewards.answers import is_correct
@@ -41,11 +40,6 @@ def contains(completion: str, *, answer: str) -> float:
 
 def bare(completion: str, *, answer: str) -> float:
     return float(completion.split("\n", maxsplit=1)[0] == answer)
-
-
-def slow(completion: str) -> float:
-    time.sleep(0.02)
-    return float(len(completion) % 7)
 
 
 def fails_on_empty(completion: str) -> float:

@@ -91,14 +91,6 @@ def test_a_planted_mistake_is_named(
         assert [name for name in names if name not in examples] == []
 
 
-def test_a_slow_part_is_named_with_the_forecast_of_a_step(check: Check):
-    many = ("--rollout.group_size=1024", "--learner.share_prefix=false", "--rewards.workers=2")
-    figures = check(functions("slow"), "--rows=1", *many, status=1)
-    # Each score sleeps 0.02 s; 3 prompts of 1,024 rollouts, 2 at a time.
-    assert figures["speed"]["slow"]["step_s"] >= 3 * 1024 * 0.02 / 2
-    assert "3072 rollouts of a step, 2 at a time" in finding(figures, "slow")["what"]
-
-
 def test_errors_and_parts_without_information(check: Check, capsys: pytest.CaptureFixture[str]):
     parts = ("fails_on_empty", "never", "always_one", "style", "named")
     figures = check(functions(*parts), "--log", "log.txt", status=1)

@@ -27,43 +27,30 @@ TAGS = Tags.of(Prompt())
     ("place", "completion", "answer"),
     [
         # The last complete block counts.
-        ("tags", "<answer>33</answer>", "33"),
         ("tags", "<reasoning>1</reasoning>\n<answer>\n 33 \n</answer>\n", "33"),
         ("tags", "<answer>1</answer> no, <answer>2</answer>", "2"),
         ("tags", "<answer>1</answer> or <answer>2", "1"),
         ("tags", "<answer>1 <answer>2</answer>", "2"),
-        ("tags", "<answer>1</answer></answer>", "1"),
-        ("tags", "</answer>1<answer>", None),
         ("tags", "<answer>1", None),
-        ("tags", "1</answer>", None),
         ("tags", "", None),
         ("tags", "<answer></answer>", ""),
-        ("tags", "<answer>1</answer><answer> </answer>", ""),
         ("tags", "<ANSWER>1</ANSWER>", None),
         ("boxed", r"\boxed{1} then \boxed{ 2 }", "2"),
         ("boxed", r"\boxed{\frac{a}{\{b}}", r"\frac{a}{\{b}"),
         ("boxed", r"\boxed{\boxed{3}}", r"\boxed{3}"),
-        ("boxed", r"\fbox{1}", None),
         ("boxed", r"\boxed{1} and \boxed{2", None),
-        ("boxed", r"\boxed{}", ""),
         ("stated", "The answer is 12 km. Really.", "12 km"),
-        ("stated", "Answer: 3.5", "3.5"),
         ("stated", "answer: 1\nthe final answer is: **2**", "2"),
         ("stated", "**Answer:**\n\n`42`\nDone", "42"),
         ("stated", "the answers are 3", None),
-        ("stated", "no", None),
-        ("last_number", "48 + 24 = 72", "72"),
-        ("last_number", "He has 72 clips.", "72"),
         ("last_number", "It costs $1,234.50.", "1234.50"),
         ("last_number", "so 5...", "5"),
-        ("last_number", "**-7**", "-7"),
         ("last_number", "\u22127", "-7"),
         ("last_number", "between 5-10", "-10"),
         ("last_number", "half: 1/2", "2"),
         ("last_number", "1.2.3", "1.2.3"),
         ("last_number", "7 is it. Yes...", "7"),
         ("last_number", "$, . and -", None),
-        ("last_number", "", None),
         ("last_number", "\u0667", None),  # a digit of another script
     ],
 )
@@ -78,30 +65,11 @@ def test_tags_are_not_regular_expressions():
     assert extract_answer("is $7$", same) == "7"
 
 
-@given(st.text(), st.text(), st.text())
-def test_an_answer_is_found_in_any_text(before: str, answer: str, after: str):
-    before, answer, after = (text.replace("<", "") for text in (before, answer, after))
-    completion = f"{before}<answer>{answer}</answer>{after}"
-    assert extract_answer(completion, TAGS) == answer.strip()
-
-
 @pytest.mark.parametrize(
     "text",
     [
-        *("", ".", "-", "$", "/2", "1/0", "1/00", "1.5/2", "1/2/3", "--3", "-$-5", "$5$", "€5 €"),
-        *(
-            "US5",
-            "US€5",
-            "5 $ €",
-            "$ 5  €",
-            "1,23",
-            "1234,567",
-            "12,",
-            "1.2.3",
-            "12..",
-            "33 apples",
-        ),
-        *("x=3", "3%", "1e3", "inf", "nan", "0x10", "½", "٣", "9" * 101),
+        *("", "-", "/2", "1/0", "1.5/2", "--3", "$5$", "€5 €", "US€5", "5 $ €", "1,23", "1234,567"),
+        *("1.2.3", "12..", "33 apples", "x=3", "3%", "1e3", "inf", "½", "٣", "9" * 101),
     ],
 )
 def test_what_is_no_number(text: str):
@@ -137,19 +105,12 @@ def test_answers_with_equal_keys_are_the_same(one: str, other: str):
 
 @pytest.mark.parametrize(
     ("place", "found"),
-    [
-        ("completion", "5 \n\nno 6"),
-        ("first_line", "5"),
-        ("last_line", "no 6"),
-        ("last_number", "6"),
-        ("tags", None),
-    ],
+    [("completion", "5 \n\nno 6"), ("first_line", "5"), ("last_line", "no 6"), ("tags", None)],
 )
 def test_an_answer_without_tags(place: AnswerPlace, found: str | None):
     tags = Tags.of(Prompt(answer=place, answer_prefix="A:"), stops=("Q:", "\n\n"))
-    for end in ("", "\n", "Q:"):
+    for end in ("", "Q:"):
         assert find_answer(f"A: \n5 \n\nno 6{end}", tags=tags) == found
-    assert find_answer("A: \n ", tags=tags) is None
     assert find_answer("<answer>7</answer>", tags=tags, extraction="tags") == "7"
 
 
@@ -157,16 +118,13 @@ def test_an_answer_without_tags(place: AnswerPlace, found: str | None):
     ("stops", "completion", "found"),
     [
         (("END",), "7END", "7"),
-        (("END",), "7END.", "7"),
         (("END",), "so 7 END.\n", "so 7"),
         (("END", "THE END"), "7 THE END!", "7"),
         (("END",), "7 END of it", "7 END of it"),  # words follow: it was not what ended it
         (("END",), "ENDURE 7END.", "ENDURE 7"),
         (("\n\n",), "5\n\n\n", "5"),
         (("\n\n",), "5\n\n6", "5"),
-        (("##",), "7###", "7"),
         (("END",), "END.", None),
-        (("END",), " \n", None),
         ((), "7END.", "7END."),
     ],
 )

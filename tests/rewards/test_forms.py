@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,6 @@ import pytest
 
 from rewards.base import Outcome, RewardInput, Tags
 from rewards.forms import Form, recognise
-from rewards.numeric import numeric_answer
 
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 ONE = RewardInput("ask?", "says", "eos", "33", {"question": "ask", "level": 2}, TAGS, prompt_id=4)
@@ -71,15 +69,6 @@ def test_a_trl_function_gets_lists_by_keyword():
     form = recognise(trl, {})
     assert (form.kind, form.columns) == ("trl", ("level",))
     assert values(form, ONE, OTHER) == [6.0, 8.0]
-
-
-def test_a_trl_function_gets_only_what_it_names_without_all_columns():
-    def named(completions: list[str], answer: list[str]) -> list[float]:
-        return [len(text) + float(one) for text, one in zip(completions, answer, strict=True)]
-
-    form = recognise(named, {})
-    assert (form.kind, form.needs_answer, form.columns) == ("trl", True, ())
-    assert values(form, ONE, OTHER) == [37.0, 7.0]
 
 
 def test_an_argument_is_not_replaced_by_a_column_of_its_name():
@@ -198,6 +187,9 @@ def test_async_functions_and_methods_score_one_input():
         asyncio.run(recognise(slow, {}).score_one(ONE, timeout_s=0.01))
 
 
+def takes_all(completion: str, *, scale: float = 1.0, **columns: Any) -> None: ...
+
+
 def test_a_function_cannot_change_what_others_see():
     def changes(completion: str, *, tools: list[str], row: dict[str, Any], messages: Any) -> float:
         tools.append(completion)
@@ -206,21 +198,19 @@ def test_a_function_cannot_change_what_others_see():
         return float(len(tools) + len(messages[0]["content"]))
 
     def batch(inputs: Sequence[Any]) -> list[float]:
-        for one in inputs:
-            one.row["tools"].append("b")
+        return [changes("", **one.row, row={}, messages=one.messages) for one in inputs]
+
+    def trl(completions: list[str], tools: list[list[str]], prompts: list[Any]) -> list[float]:
         return [
-            changes("b", tools=one.row["tools"], row={}, messages=one.messages) for one in inputs
+            changes("", tools=tools[n], row={}, messages=prompts[n])
+            for n in range(len(completions))
         ]
 
-    row = {"tools": ["a"]}
-    given = replace(CHAT, row=row)
-    assert values(recognise(changes, {}), given, given) == [6, 6]
-    assert values(recognise(batch, {}), given, given) == [7, 7]
-    assert row == {"tools": ["a"]}
+    given = replace(CHAT, row={"tools": ["a"]})
+    for function in (changes, batch, trl):
+        assert values(recognise(function, {}), given, given) == [6, 6]
+    assert given.row == {"tools": ["a"]}
     assert CHAT.messages == ({"role": "user", "content": "ask"},)
-
-
-def takes_all(completion: str, *, scale: float = 1.0, **columns: Any) -> None: ...
 
 
 def needs_ids(prompts: list[str], completions: list[str], completion_ids: list[int]) -> None: ...
@@ -229,30 +219,15 @@ def needs_ids(prompts: list[str], completions: list[str], completion_ids: list[i
 def two_texts(text: str, answer: str) -> None: ...
 
 
-def needs_router(solution_str: str, ground_truth: str, router: str) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("function", "args", "message"),
     [
         (3, {}, "is of type int, not a function or class; write def f(completion, *, answer"),
-        (lambda: 1.0, {}, "has the parameters none; write def f(completion, *, answer"),
         (two_texts, {}, "has the parameters text, answer; write def f(comple"),
         (needs_ids, {}, "needs 'completion_ids', which"),
-        (needs_router, {}, "has the parameter 'router' without a default; set args.router"),
-        (verl_async, {"scala": 1}, "has no parameter 'scala' for args.scala; nearest: 'scale'"),
         (of_columns, {"scala": 1}, "has no parameter 'scala' for args.scala; nearest: 'scale'"),
-        (of_columns, {"x": 1}, "has no parameter 'x' for args.x; there are: answer, level, scale"),
-        (os.system, {"x": 1}, "has no parameter 'x' for args.x; there are: none"),
         (takes_all, {"scal": 1}, "has no parameter 'scal' for args.scal; nearest: 'scale'"),
         (of_columns, {"scale": "2"}, "args.scale = '2': Input should be a valid number"),
-        (of_columns, {"scale": True}, "args.scale = True: Input should be a valid number"),
-        (
-            numeric_answer,
-            {"extraction": "boxd"},
-            "args.extraction = 'boxd': Input should be 'tags', 'completion', 'first_line', ",
-        ),
-        (Within, {}, "constructing it with no arguments raises TypeError: "),
         (Within, {"limit": -1}, "constructing it with limit = -1 raises ValueError: limit is n"),
         (dict, {}, "objects of the class cannot be called: it has no __call__; write def f("),
     ],
@@ -262,18 +237,6 @@ def test_what_has_no_form_is_refused_with_the_right_form(
 ):
     with pytest.raises(ValueError, match=re.escape(message)):
         recognise(function, args)
-
-
-def test_an_async_function_of_a_batch_is_refused():
-    async def batch(inputs: Sequence[RewardInput]) -> list[float]:
-        return []
-
-    async def openrlhf(queries: Any, prompts: Any, labels: Any) -> list[float]:
-        return []
-
-    for function in (batch, openrlhf):
-        with pytest.raises(ValueError, match=r"is async, .*; write async def f\(completion"):
-            recognise(function, {})
 
 
 def test_promise_5_only_the_failing_inputs_of_a_batch_fail():
@@ -292,9 +255,7 @@ def test_promise_5_only_the_failing_inputs_of_a_batch_fail():
     [
         (1.0, "returned a float, not a list of 1 number"),
         ([1.0, 2.0], "returned 2 values for 1 completion"),
-        ([], "returned 0 values for 1 completion"),
         (np.array(["1"]), "returned a str, not a number"),
-        (None, "returned a NoneType, not a list of 1 number"),
     ],
 )
 def test_promise_5_results_of_a_wrong_shape_are_errors(returned: Any, message: str):

@@ -7,105 +7,47 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from configs.schema import Config
-from pipeline.data.models.hf_config import FULL, GEMMA4, SLIDING, read_model_shape
+from pipeline.data.models.hf_config import FULL, GEMMA2, GEMMA3, GEMMA4, SLIDING, read_model_shape
 from pipeline.data.models.hf_folder import read_text_config, text_tensors
 from pipeline.data.models.model_shape import ModelShape
 from pipeline.data.models.model_source import HF_HANDLE
 
-_GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "head_dim": 256, "vocab_size": 262_144}
+_SIZES = (
+    *("num_hidden_layers", "hidden_size", "intermediate_size"),
+    *("num_attention_heads", "num_key_value_heads"),
+)
+
+
+def _published(kind: str, *sizes: int, **others: Any) -> dict[str, Any]:
+    return {"model_type": kind, **dict(zip(_SIZES, sizes, strict=True)), **others}
+
+
+_GEMMA3 = partial(_published, GEMMA3, head_dim=256, vocab_size=262_208, sliding_window=1024)
+_GEMMA3_SMALL = partial(_GEMMA3, vocab_size=262_144, sliding_window=512)
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "gemma-3-270m": _GEMMA3
-    | {
-        "num_hidden_layers": 18,
-        "hidden_size": 640,
-        "intermediate_size": 2048,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "sliding_window": 512,
-    },
-    "gemma-3-1b": _GEMMA3
-    | {
-        "num_hidden_layers": 26,
-        "hidden_size": 1152,
-        "intermediate_size": 6912,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "sliding_window": 512,
-    },
-    "gemma-3-4b": _GEMMA3
-    | {
-        "vocab_size": 262_208,
-        "num_hidden_layers": 34,
-        "hidden_size": 2560,
-        "intermediate_size": 10_240,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "sliding_window": 1024,
-    },
-    "gemma-3-12b": _GEMMA3
-    | {
-        "vocab_size": 262_208,
-        "num_hidden_layers": 48,
-        "hidden_size": 3840,
-        "intermediate_size": 15_360,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "sliding_window": 1024,
-    },
-    "gemma-3-27b": _GEMMA3
-    | {
-        "head_dim": 128,
-        "vocab_size": 262_208,
-        "num_hidden_layers": 62,
-        "hidden_size": 5376,
-        "intermediate_size": 21_504,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 16,
-        "sliding_window": 1024,
-    },
-    # All sizes are transformers' defaults.
-    "gemma-2-2b": {"model_type": "gemma2"},
-    "gemma-2-9b": {
-        "model_type": "gemma2",
-        "num_hidden_layers": 42,
-        "hidden_size": 3584,
-        "intermediate_size": 14_336,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-    },
-    "gemma-2-27b": {
-        "model_type": "gemma2",
-        "head_dim": 128,
-        "num_hidden_layers": 46,
-        "hidden_size": 4608,
-        "intermediate_size": 36_864,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 16,
-    },
-    "gemma-4-e2b": {
-        "model_type": GEMMA4,
-        "num_hidden_layers": 35,
-        "hidden_size": 1536,
-        "intermediate_size": 6144,
-        "num_key_value_heads": 1,
-        "num_kv_shared_layers": 20,
-        "use_double_wide_mlp": True,
-        "layer_types": 7 * [*4 * [SLIDING], FULL],
-        "final_logit_softcapping": 30.0,
-    },
-    "gemma-4-e4b": {
-        "model_type": GEMMA4,
-        "num_hidden_layers": 42,
-        "hidden_size": 2560,
-        "intermediate_size": 10_240,
-        "num_key_value_heads": 2,
-        "num_kv_shared_layers": 18,
-        "final_logit_softcapping": 30.0,
-    },
+    "gemma-3-270m": _GEMMA3_SMALL(18, 640, 2048, 4, 1),
+    "gemma-3-1b": _GEMMA3_SMALL(26, 1152, 6912, 4, 1),
+    "gemma-3-4b": _GEMMA3(34, 2560, 10_240, 8, 4),
+    "gemma-3-12b": _GEMMA3(48, 3840, 15_360, 16, 8),
+    "gemma-3-27b": _GEMMA3(62, 5376, 21_504, 32, 16, head_dim=128),
+    "gemma-2-2b": {"model_type": GEMMA2},  # transformers' defaults
+    "gemma-2-9b": _published(GEMMA2, 42, 3584, 14_336, 16, 8),
+    "gemma-2-27b": _published(GEMMA2, 46, 4608, 36_864, 32, 16, head_dim=128),
+    "gemma-4-e2b": _published(
+        *(GEMMA4, 35, 1536, 6144, 8, 1),
+        num_kv_shared_layers=20,
+        use_double_wide_mlp=True,
+        layer_types=7 * [*4 * [SLIDING], FULL],
+        final_logit_softcapping=30.0,
+    ),
+    "gemma-4-e4b": _published(
+        *(GEMMA4, 42, 2560, 10_240, 8, 2), num_kv_shared_layers=18, final_logit_softcapping=30.0
+    ),
 }
 """Memory-relevant settings of the `config.json` files that Google has published, by model name."""
 _UNUSED = {
@@ -134,8 +76,8 @@ def shape_of(config: Config) -> ModelShape:
 
     Raises:
         FileNotFoundError: if the folder is missing or has no `config.json`.
-        ValueError: if the model is not supported, is a handle that is neither in the cache nor in
-            `PUBLISHED`, or has no embeddings for `plan.per_layer_embeddings`.
+        ValueError: if the model is unknown or not supported, or has no embeddings for
+            `plan.per_layer_embeddings`.
     """
     shape = _shape_at(config.model.path)
     shape.check_embeddings(config.plan.per_layer_embeddings)
@@ -167,9 +109,6 @@ def unused_bytes(config: Config) -> int:
 
     They are downloaded, and exported unless the weights are a flax checkpoint. Read from the
     weights in the model's folder or in the hub's cache, else from a table; 0: none, or unknown.
-
-    Raises:
-        ValueError: if the weights are damaged, or the configuration is not supported.
     """
     path = config.model.path
     folder = _cached(path) if "://" in path else Path(path)

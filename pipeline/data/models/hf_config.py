@@ -27,19 +27,15 @@ _MOST_LAYERS = 1024
 _MOST_SIZE = 2**24
 _LEAST, _MOST = 1e-30, 1e30
 """Positive numbers outside of this range overflow or underflow in float32."""
-_MOST_MISTAKES = 8
 _ABSENT = object()
 _NULLABLE = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 @dataclass(frozen=True)
 class _Key:
-    """A key of a text model.
+    """A key of a text model: whether a value is supported, and what is wrong with others.
 
-    Attributes:
-        accepts: whether a value is supported.
-        wrong: what is wrong with others; follows the value in a message.
-        default: transformers', which published files omit; _ABSENT: not filled in.
+    The default is that of transformers, which published files omit; _ABSENT is not filled in.
     """
 
     accepts: Callable[[Any], bool]
@@ -191,8 +187,6 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
         whole["layer_types"] = _layer_types(whole)
         values = [*_wrong_layers(whole), *_contradictions(whole)]
     if wrong := list(dict.fromkeys(wrong + values)):
-        more = len(wrong) - _MOST_MISTAKES
-        wrong[_MOST_MISTAKES:] = [f"and {more} more"] if more > 0 else []
         raise ValueError("config.json: " + "; ".join(wrong))
     if kind == GEMMA4:
         return whole | {"rope_parameters": {FULL: full, SLIDING: sliding}}
@@ -248,24 +242,23 @@ def _read_per_layer_config(given: dict[str, Any]) -> list[str]:
     return []
 
 
-def _wrong_keys(text: Mapping[str, Any]) -> list[str]:
+def _wrong_keys(text: Mapping[str, Any]) -> Iterator[str]:
     """Quantized weights, and keys that nothing here knows: they may change the model."""
     if quantized := text.get("quantization_config"):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
-        what = f"the weights are quantized ({show(method)}), which is not supported"
-        remedy = "set model.path to the model before that, which model.quantization quantizes"
-        return [f"quantization_config: {what}; {remedy}"]
+        yield (
+            f"quantization_config: the weights are quantized ({show(method)}), which is not "
+            "supported; set model.path to the model before that, which model.quantization quantizes"
+        )
     kind = text["model_type"]
-    unknown = text.keys() - _KEYS[kind].keys() - _ROPE_KEYS[kind] - _HARMLESS
-    return [
-        f"{key} = {show(text[key])} is unknown; remove it if the weights do not depend on it"
-        for key in sorted(unknown)
-        if not key.startswith(_HARMLESS_STARTS)
-    ]
+    for key in sorted(text.keys() - _KEYS[kind].keys() - _ROPE_KEYS[kind] - _HARMLESS):
+        if not key.startswith(_HARMLESS_STARTS):
+            value = show(text[key])
+            yield f"{key} = {value} is unknown; remove it if the weights do not depend on it"
 
 
 def _layer_types(text: Mapping[str, Any]) -> Any:
-    """The configured layer types; by default 5 local layers per global one, in Gemma 2 one."""
+    """The layer types; by default 5 local layers per global one, in Gemma 2 one."""
     if "layer_types" in text:
         return text["layer_types"]
     pattern = text.get("sliding_window_pattern", 6) if text["model_type"] != GEMMA2 else 2
@@ -364,13 +357,9 @@ def _theta(text: Mapping[str, Any], key: str) -> Rope:
 def _rope(
     sources: Mapping[str, Rope], kinds: Collection[str], theta: float, wrong: list[str]
 ) -> Rope:
-    """Merges the RoPE settings of several places, and adds their problems to `wrong`.
+    """Merges the RoPE settings of several places by name, and adds their problems to `wrong`.
 
-    Args:
-        sources: settings by the name of their place.
-        kinds: supported values of `rope_type`, the default one first.
-        theta: default of `rope_theta`.
-        wrong: the problems.
+    The first of `kinds` is the default of `rope_type`, and `theta` that of `rope_theta`.
     """
     rope: Rope = {}
     places: dict[str, str] = {}

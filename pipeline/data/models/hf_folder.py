@@ -63,15 +63,9 @@ _BYTES = np.dtype(np.uint8)
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a safetensors file.
+    """A tensor at an offset of a safetensors file, in bytes.
 
-    Attributes:
-        name: name in the file.
-        path: the file.
-        dtype: NumPy name of a data type in `STORED_TYPES`, otherwise safetensors' name.
-        shape: shape of the tensor.
-        offset: offset of the first byte in the file.
-        num_bytes: size in the file.
+    `dtype` is NumPy's name of a data type in `STORED_TYPES`, otherwise safetensors' name.
     """
 
     name: str
@@ -121,9 +115,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_text_config(folder: Path) -> dict[str, Any]:
     """The complete configuration of the folder's text model; see `hf_config.text_config`.
 
-    Raises:
-        FileNotFoundError: as `read_config`.
-        ValueError: as `read_config`, or with the unsupported settings.
+    Raises as `read_config`, or a ValueError with the unsupported settings.
     """
     config = read_config(folder)
     try:
@@ -133,14 +125,12 @@ def read_text_config(folder: Path) -> dict[str, Any]:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """All tensors of a folder by their names in the files.
-
-    They are in `model.safetensors`, or without it in the files that the index names.
+    """All tensors of a folder, by their names in `model.safetensors` or the files of the index.
 
     Raises:
         FileNotFoundError: with the missing weight files.
         ValueError: if the index cannot be read; with the damaged files, and with the tensors that
-            are in two files or not in the file that the index names.
+            are in two files.
     """
     index = _read_index(folder)
     names = [SINGLE] if index is None else sorted(set(index.values()))
@@ -159,11 +149,6 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
             f"{name} is in both {found[name].path} and {path}" for name in tensors if name in found
         ]
         found |= tensors
-    if not problems:
-        for name, file in sorted((index or {}).items()):
-            there = name in found and found[name].path.name == file
-            if not there and not name.endswith(_HEAD):  # a tied head may be in the index alone
-                problems.append(f"{name} is not in {file}, which {folder / INDEX} names")
     if problems:
         raise ValueError("\n".join(problems))
     return found
@@ -172,9 +157,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 def text_tensors(folder: Path) -> tuple[dict[str, StoredTensor], list[StoredTensor]]:
     """The tensors of the text model by their names in a text-only folder, and all others.
 
-    Raises:
-        FileNotFoundError: as `stored_tensors` and `read_text_config`.
-        ValueError: as `stored_tensors` and `read_text_config`.
+    Raises as `stored_tensors` and `read_text_config`.
     """
     text, others = dict[str, StoredTensor](), list[StoredTensor]()
     whole, shape = is_multimodal(read_config(folder)), read_model_shape(read_text_config(folder))
@@ -191,21 +174,15 @@ def text_tensors(folder: Path) -> tuple[dict[str, StoredTensor], list[StoredTens
 
 
 def is_multimodal_folder(folder: Path) -> bool:
-    """Whether it is a Hugging Face folder of a multimodal model.
-
-    Raises:
-        FileNotFoundError: as `read_config`.
-        ValueError: as `read_config`.
-    """
+    """Whether it is a Hugging Face folder of a multimodal model."""
     has_config = (folder / "config.json").is_file() and flax_folder(folder) is None
     return has_config and is_multimodal(read_config(folder))
 
 
 def flax_folder(folder: Path) -> Path | None:
-    """The orbax checkpoint of a folder: the folder itself or a subfolder; None if there is none.
+    """The orbax checkpoint: the folder or, as on Kaggle, a subfolder; None if there is none.
 
-    Kaggle puts the checkpoint into a subfolder next to the tokenizer. Safetensors files take
-    precedence.
+    Safetensors files take precedence.
     """
     if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
         return None
@@ -257,7 +234,7 @@ def check_tensors(
     """Compares the tensors of a model with those that its configuration requires.
 
     Args:
-        folder: of the model.
+        folder: of the model, for the message.
         wanted: the shapes of the required tensors, by name.
         shapes: the shapes of the tensors in the files.
         dtypes: their types; see `StoredTensor`.
@@ -360,12 +337,9 @@ def read_text(path: Path) -> str:
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
-    """Reads the tensors from the file's header; the library checks the header and the file's size.
+    """Reads the tensors from the file's header; the library checks it, and the file's size.
 
     Layout: 8 bytes with the header's length, the header (JSON), the tensors' bytes.
-
-    Raises:
-        SafetensorError: if the file is damaged.
     """
     with safe_open(path, framework="numpy"):
         pass

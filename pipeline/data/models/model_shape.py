@@ -30,12 +30,9 @@ _TARGETS = {
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of a layer.
+    """A matrix of a layer: path of its module, such as `mlp/gate_proj`, and its shape.
 
-    Attributes:
-        path: path of its module in a layer, such as `mlp/gate_proj`.
-        shape: its shape.
-        lora: elements of its LoRA pair at rank 1.
+    `lora` is the number of elements of its LoRA pair at rank 1.
     """
 
     path: str
@@ -189,11 +186,7 @@ class ModelShape:
         return self.vocab * self.layers * self.per_layer_input
 
     def check_embeddings(self, place: str) -> None:
-        """Checks `plan.per_layer_embeddings`.
-
-        Raises:
-            ValueError: if they are to be in host memory, and the model has none.
-        """
+        """Raises a ValueError if they are to be in host memory, and the model has none."""
         if place == "host" and not self.per_layer_input:
             raise ValueError(
                 'plan.per_layer_embeddings = "host": this model has no per-layer embeddings; '
@@ -244,11 +237,7 @@ class ModelShape:
         return embeddings + self.body_parameters
 
     def adapter_parameters(self, lora: Lora, *, prefilled: bool = False) -> int:
-        """Parameters of a fresh adapter, in which some matrices share a lora_a.
-
-        Args:
-            lora: settings of the adapter.
-            prefilled: only those of the layers that a prefill computes.
+        """Parameters of a fresh adapter; with `prefilled` of the layers that a prefill computes.
 
         Raises:
             ValueError: if `lora.targets` matches no matrix.

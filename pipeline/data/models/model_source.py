@@ -50,7 +50,7 @@ _ASKED_FILE = "config.json"
 def find_model(model: Model) -> Path:
     """The folder of the base model; a hub handle is downloaded first.
 
-    Cached files are not downloaded again; with HF_HUB_OFFLINE=1 nothing is downloaded.
+    Cached files are not downloaded again; with HF_HUB_OFFLINE=1 nothing is downloaded from there.
 
     Raises:
         FileNotFoundError: if the folder is missing, the hub has no such model, or the model is not
@@ -66,21 +66,12 @@ def locate_model(model: Model) -> Path | None:
     """As `find_model`, but downloads nothing: None if a run will download the model.
 
     The Hugging Face hub is asked whether it allows that; for Kaggle only a login is required.
-
-    Raises:
-        FileNotFoundError: as `find_model`.
-        ValueError: as `find_model`.
     """
     return _find(model.path, setting="model.path", files=MODEL_FILES, download=False)
 
 
 def find_tokenizer(path: str) -> Path:
-    """The file or folder of a tokenizer; from the Hugging Face hub only tokenizer files are loaded.
-
-    Raises:
-        FileNotFoundError: as `find_model`.
-        ValueError: as `find_model`.
-    """
+    """As `find_model`, the file or folder of a tokenizer; a hub's other files are not loaded."""
     found = _find(path, setting="model.tokenizer", files=TOKENIZER_FILES)
     assert found is not None
     return found
@@ -156,12 +147,7 @@ def _from_hugging_face(
 
 
 def _cached_or_allowed(name: str, revision: str | None, *, files: Sequence[str]) -> Path | None:
-    """The cached folder with weights; None if there is none, and the hub allows a download.
-
-    Raises:
-        LocalEntryNotFoundError: if the hub cannot be reached.
-        HfHubHTTPError: if it refuses.
-    """
+    """The cached folder with weights; None if there is none, and the hub allows a download."""
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -177,14 +163,10 @@ def _cached_or_allowed(name: str, revision: str | None, *, files: Sequence[str])
 
 def _unreachable(error: Exception) -> str:
     """The reason why the hub was not contacted or did not answer."""
-    if _offline():
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
         return "HF_HUB_OFFLINE forbids the download"
     cause = error.__cause__
     return "the hub cannot be reached" + (f": {cause}" if cause else "")
-
-
-def _offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def _from_kaggle(handle: str, *, setting: str, download: bool) -> Path | None:
@@ -194,11 +176,8 @@ def _from_kaggle(handle: str, *, setting: str, download: bool) -> Path | None:
         raise ValueError(f"{setting}: {handle!r} is not {what}")
     cached = _kaggle_cache(*match.groups())
     # An exact version never changes, so its cache needs no check with the hub.
-    if cached is not None and (match[2] is not None or _offline()):
+    if cached is not None and match[2] is not None:
         return cached
-    if _offline():
-        what = "is not in the cache and HF_HUB_OFFLINE forbids the download"
-        raise FileNotFoundError(f"{setting}: {handle} {what}")
     if download:
         return _download_from_kaggle(handle, setting=setting, cached=cached)
     if cached is None and not has_kaggle_login():

@@ -55,10 +55,7 @@ def write_shards(
 ) -> None:
     """Writes `model.safetensors`, or several files and an index with Hugging Face's names.
 
-    Args:
-        folder: an existing folder.
-        shards: the result of `plan_shards`.
-        tensors: the values of each `TensorSpec`, in the order of `shards`; consumed one by one.
+    `tensors` are the values of each `TensorSpec`, in the order of `shards`; consumed one by one.
     """
     count = len(shards)
     names = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]

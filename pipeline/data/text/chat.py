@@ -16,7 +16,7 @@ from typing import Any
 
 from configs.schema import Prompt
 from pipeline.data.models.hf_folder import read_object, read_text
-from pipeline.data.text.jinja_sandbox import describe, render_template, try_template
+from pipeline.data.text.jinja_sandbox import check_limits, render_template
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Turns:
 
     Attributes:
         start: piece that begins a turn, before the name of its role.
-        end: piece that ends a turn.
+        end: piece that ends it.
         has_system: whether there is a turn of the system; otherwise its text begins the user's
             first turn.
         think: piece at the beginning of the system's turn that makes the model think before it
@@ -51,6 +51,7 @@ BOS = "<bos>"
 """Piece at the beginning of every prompt."""
 _SIMILAR = 0.7
 """Ratio of matching characters above which a column is suggested for another name."""
+_MOST_REASON = 200
 _SPECIAL = {"bos_token": BOS, "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
 Turn = tuple[str, str]
@@ -59,12 +60,7 @@ Turn = tuple[str, str]
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """The chat template of a model.
-
-    Attributes:
-        path: the file that contains it.
-        text: the Jinja template.
-    """
+    """The Jinja chat template of a model, and the file that contains it."""
 
     path: Path
     text: str
@@ -73,38 +69,36 @@ class ChatTemplate:
         """Renders the turns and the beginning of the model's next turn, without <bos>.
 
         With `thinking` the template's variable `enable_thinking` is true, else it is not defined.
-
-        The first call in a process renders the template in a child process, which refuses templates
-        that need too much time or memory.
+        The first call in a process also checks that the template keeps the limits of time and
+        memory, which takes seconds.
 
         Raises:
             ValueError: naming the file, if the template cannot be rendered, omits the text of the
                 user, or writes <bos> elsewhere than at the beginning.
         """
         messages = [{"role": who, "content": text} for who, text in turns]
-        variables: dict[str, Any] = {"messages": messages, **_SPECIAL}
-        if thinking:
-            variables["enable_thinking"] = True
+        variables: dict[str, Any] = _SPECIAL | ({"enable_thinking": True} if thinking else {})
         try:
-            if self.text not in _TRIED:
-                try_template(self.text, variables)
-                _TRIED.add(self.text)
-            text = render_template(self.text, variables).removeprefix(BOS)
+            if self.text not in _CHECKED:
+                check_limits(self.text, messages, variables)
+                _CHECKED.add(self.text)
+            text = render_template(self.text, messages, variables).removeprefix(BOS)
             if BOS in text:
                 raise ValueError(f"it writes {BOS} elsewhere than once at the beginning")
             omitted = [said for who, said in turns if who == "user" and said.strip() not in text]
             if omitted:
                 raise ValueError(f"it omits the text of the user, {show(omitted[0])}")
         except Exception as error:  # noqa: BLE001  # templates may raise anything
+            reason = " ".join(str(error).split())[:_MOST_REASON] or type(error).__name__
             raise ValueError(
-                f"{self.path}: the chat template fails: {describe(error)}; "
+                f"{self.path}: the chat template fails: {reason}; "
                 'prompt.turn = "gemma" uses Gemma\'s turns instead'
             ) from None
         return text
 
 
-_TRIED: set[str] = set()
-"""Templates that were rendered in a child process."""
+_CHECKED: set[str] = set()
+"""Templates that keep the limits of `check_limits`."""
 
 
 def template_columns(template: str) -> tuple[str, ...]:
@@ -124,12 +118,7 @@ def sole_column(template: str) -> str | None:
 
 
 def check_columns(columns: Iterable[str], *, present: Iterable[str], where: str) -> None:
-    """Refuses columns that the dataset lacks.
-
-    Raises:
-        ValueError: with a line for each of `columns` that is not in `present`, and the nearest
-            present column.
-    """
+    """Raises a ValueError with a line for each of `columns` that the dataset lacks."""
     known, wanted = sorted(set(present)), list(dict.fromkeys(columns))
     unused = [column for column in known if column not in wanted]
     lines = []
@@ -163,11 +152,10 @@ def render(
     Args:
         prompt: the prompt settings.
         row: the columns of the dataset's row.
-        template: the chat template of the model's folder, used with `prompt.turn = "auto"`; None:
-            Gemma's turns.
-        turns: the turns of the model.
-        messages: the turns in place of the question, as in `Row.messages`, not for plain text;
-            None: the question is `prompt.template` with the columns of `row`.
+        template: of the model's folder, used with `prompt.turn = "auto"`; None: Gemma's turns.
+        turns: of the model.
+        messages: in place of the question, as in `Row.messages`, not for plain text; None: the
+            question is `prompt.template` with the columns of `row`.
 
     Raises:
         ValueError: if `prompt.template` contains a column that `row` lacks, or the chat template

@@ -79,11 +79,7 @@ def write_chat_template(folder: Path, turns: Turns) -> None:
 def check_exported(folder: Path, tokenizer: Tokenizer) -> None:
     """Compares token ids that transformers reads from an export with those of the run.
 
-    Imports transformers, which takes seconds.
-
-    Args:
-        folder: of the export, with `config.json`.
-        tokenizer: of the run, with its chat template.
+    Imports transformers, which takes seconds. The folder has a `config.json`.
 
     Raises:
         RuntimeError: if transformers cannot read the tokenizer or the chat template, or reads other

@@ -21,9 +21,7 @@ from pipeline.types import Completion
 class Rendered:
     """The rendered prompt of a row.
 
-    Attributes:
-        text: prompt text with turn tokens, without <bos> and `prompt.answer_prefix`.
-        tokens: prompt tokens, int32 `seq`: <bos>, the text, `prompt.answer_prefix`.
+    Its text with turn tokens, and the tokens, int32 `seq`: <bos>, the text, `prompt.answer_prefix`.
     """
 
     text: str
@@ -33,10 +31,6 @@ class Rendered:
 @dataclass(frozen=True)
 class PromptMaker:
     """Makes prompts from rows, and texts from completions.
-
-    Attributes:
-        prompt: the prompt settings.
-        tokenizer: the model's tokenizer.
 
     Raises:
         ValueError: if the tokenizer does not reproduce `prompt.answer_prefix` as text, or the model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from reprlib import repr as show
@@ -13,28 +12,19 @@ from pipeline.data.text.tokenizer import Tokenizer
 
 _MOST_PADDING = 1024
 """Maximum number of padding rows of an embedding beyond the tokenizer's vocabulary."""
-
-_MOST_SHOWN = 8
-_MARKER = re.compile(r"<\|\w+\|?>|<\w+\|>|<(?!bos|pad|unk|mask|unused|0x)\w+>")
-"""Special pieces that may end a turn, such as the `<|im_end|>` of other templates."""
 _STOP = "if the model ends its turns with it, add it to rollout.stop_tokens"
 
 
 def check_tokenizer(
     tokenizer: Tokenizer, *, folder: Path, vocab_size: int | None, stop_tokens: Sequence[str]
 ) -> None:
-    """Refuses a tokenizer that does not match the model.
+    """Refuses a tokenizer that does not match `config.json` and `generation_config.json`, if any.
 
-    Args:
-        tokenizer: the tokenizer.
-        folder: the model's folder; its `config.json` and `generation_config.json` are read if they
-            exist.
-        vocab_size: rows of the embedding; None: the value of `config.json`, if it exists.
-        stop_tokens: pieces that end a completion.
+    Pieces that were added to the vocabulary may lack a row. `vocab_size` is the number of rows, by
+    default that of `config.json`.
 
     Raises:
-        ValueError: with a line for each contradiction. Pieces that were added to the vocabulary may
-            lack a row.
+        ValueError: with a line for each contradiction.
     """
     config: dict[str, Any] = {}
     if (folder / "config.json").is_file():
@@ -47,10 +37,11 @@ def check_tokenizer(
         settings = read_object(generation)
         problems += _id_problems(tokenizer, settings, generation.name, stop_tokens)
     if problems:
-        lines = list(dict.fromkeys(problems))
-        if not all(_STOP in line for line in lines):
-            lines.append(f"is {tokenizer.path} the tokenizer of another model? set model.tokenizer")
-        raise ValueError("\n".join(lines))
+        if not all(line.endswith(_STOP) for line in problems):
+            problems.append(
+                f"is {tokenizer.path} the tokenizer of another model? set model.tokenizer"
+            )
+        raise ValueError("\n".join(dict.fromkeys(problems)))
 
 
 def _size_problems(tokenizer: Tokenizer, rows: int) -> list[str]:
@@ -72,14 +63,14 @@ def _id_problems(
         found = settings.get(key)
         valid = [tokenizer.find(piece) for piece in pieces]
         ids = found if isinstance(found, list) else [found]
-        wrong = [id_ for id_ in ids if id_ is not None and not (_is_id(id_) and id_ in valid)]
-        for id_ in wrong[:_MOST_SHOWN]:
+        for id_ in ids:
+            if id_ is None or (_is_id(id_) and id_ in valid):
+                continue
             known = _is_id(id_) and 0 <= id_ < tokenizer.vocab_size
-            what = repr(tokenizer.piece(id_)) if known else "no piece"
-            allowed = " or ".join(dict.fromkeys(pieces))
-            where = f"in {tokenizer.path}"
-            ends_turn = key == "eos_token_id" and known and _MARKER.fullmatch(tokenizer.piece(id_))
-            remedy = f"; {_STOP}" if ends_turn else ""
+            piece = tokenizer.piece(id_) if known else ""
+            what = repr(piece) if known else "no piece"
+            where, allowed = f"in {tokenizer.path}", " or ".join(dict.fromkeys(pieces))
+            remedy = f"; {_STOP}" if key == "eos_token_id" and piece.startswith("<|") else ""
             yield f"{file}: {key} is {show(id_)}, which is {what} {where}, not {allowed}{remedy}"
 
 

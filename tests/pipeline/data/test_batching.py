@@ -16,7 +16,6 @@ from configs.learner import TokenWeights
 from pipeline.data.batching import (
     Packing,
     batches_to_learn,
-    batches_to_score,
     micro_batches,
     token_weights,
 )
@@ -77,41 +76,6 @@ def pack(
 
 def ids(batch: TokenBatch) -> list[int]:
     return [name.prompt_id for name in batch.completions]
-
-
-def test_micro_batches_by_hand():
-    rollouts = [
-        rollout(1, 2, 1, advantage=0.5),
-        rollout(2, 3, 4, advantage=-1.5),
-        rollout(3, 1, 2, advantage=2.0),
-        rollout(4, 5, 2, advantage=1.0),
-        rollout(5, 2, 1, advantage=1.0),
-    ]
-    first, second = pack(rollouts, length=8)
-    # The longest first, equal ones in the order of their names: 2 and 4 have 7 tokens, 1, 3 and 5
-    # have 3. Each takes a position less, as its last token is no input: a row of 8 takes one of
-    # each. The small remainder goes into a small micro-batch.
-    assert [ids(first), ids(second)] == [[2, 1, 4, 3], [5]]
-    rows = [[200, 201, 202, 203, 204, 205, 100, 101], [400, 401, 402, 403, 404, 405, 300, 301]]
-    np.testing.assert_array_equal(first.tokens, rows)
-    ends = [[PAD, PAD, 203, 204, 205, 206, PAD, 102], [PAD, PAD, PAD, PAD, 405, 406, 301, 302]]
-    np.testing.assert_array_equal(first.targets, ends)
-    np.testing.assert_array_equal(first.segments, [[1] * 6 + [2] * 2] * 2)
-    np.testing.assert_array_equal(first.positions, [[*range(6), *range(2)]] * 2)
-    assert first.prefixes is None
-    w = np.float32(1 / 10)
-    learned = np.array([[0, 0, 1, 1, 1, 1, 0, 1], [0, 0, 0, 0, 1, 1, 1, 1]])
-    np.testing.assert_array_equal(first.weights, learned * w)
-    advantages = [[-1.5] * 6 + [0.5] * 2, [1.0] * 6 + [2.0] * 2]
-    np.testing.assert_array_equal(first.advantages, learned * advantages)
-    np.testing.assert_array_equal(first.sampled_logprobs, -learned * first.targets)
-    np.testing.assert_array_equal(first.processed_logprobs, first.sampled_logprobs)
-    np.testing.assert_array_equal(second.tokens, [[500, 501] + [PAD] * 6])
-    np.testing.assert_array_equal(second.segments, [[1] * 2 + [0] * 6])
-    assert (first.num_tokens, first.num_padded) == (9, 0)
-    assert (second.num_tokens, second.num_padded) == (1, 6)
-    assert [array.dtype for array in (first.tokens, first.targets)] == [np.int32] * 2
-    assert first.weights.dtype == first.advantages.dtype == np.float32
 
 
 def test_a_row_with_a_shared_prompt_by_hand():
@@ -199,17 +163,6 @@ def test_weights_by_hand(mode: TokenWeights, expected: list[float]):
     np.testing.assert_allclose(token_weights(rollouts, mode, budget=BUDGET), expected)
 
 
-def test_rollouts_truncated_by_length_can_be_masked():
-    rollouts = [rollout(0, 1, 1), rollout(1, 1, 3), rollout(2, 1, 5, stop_reason="length")]
-    learned = token_weights(rollouts, "token", budget=BUDGET)
-    np.testing.assert_allclose(learned, [1 / 9] * 3)
-    masked = token_weights(rollouts, "token", budget=BUDGET, mask_overlong=True)
-    np.testing.assert_allclose(masked, [1 / 4, 1 / 4, 0])
-    ended = [*rollouts, rollout(3, 1, 4, stop_reason="stop_string")]
-    masked = token_weights(ended, "token", budget=BUDGET, mask_overlong=True)
-    np.testing.assert_allclose(masked, [1 / 8, 1 / 8, 0, 1 / 8])
-
-
 def test_batches_to_learn_use_the_configured_weights(tmp_path: Path):
     # Dr. GRPO divides by the budget of 28 tokens; one of three rollouts was truncated.
     config = make_config(
@@ -223,46 +176,6 @@ def test_batches_to_learn_use_the_configured_weights(tmp_path: Path):
     )
     assert ids(batch) == [1, 2]
     assert set(batch.weights[batch.weights > 0]) == {np.float32(1 / (2 * 28))}
-    learned = config.model_copy(
-        update={"learner": config.learner.model_copy(update={"overlong": "learn"})}
-    )
-    (batch,) = batches_to_learn(
-        rollouts, config=learned, shape=BatchShape(1, 1, 42, PAD), keep_zero_advantage=False
-    )
-    assert ids(batch) == [3, 1, 2]
-
-
-def test_a_step_without_any_reward_packs_nothing():
-    lost = [rollout(1, 1, 1, reward=None)]
-    for mode in MODES:
-        assert token_weights(lost, mode, budget=BUDGET) == [0.0]
-    assert pack(lost) == []
-    assert pack([]) == []
-
-
-def test_rollouts_with_zero_advantage_are_omitted_but_count_in_the_weights():
-    rollouts = [rollout(1, 2, 1), rollout(2, 2, 3, advantage=0.0)]
-    (left,) = pack(rollouts)
-    assert ids(left) == [1]
-    assert left.weights.sum() == 0.25
-    (both,) = pack(rollouts, keep=True)
-    assert ids(both) == [2, 1]
-    assert both.weights.sum() == 1.0
-
-
-def test_batches_to_score_locate_each_completion():
-    rollouts = [rollout(1, 2, 3), rollout(2, 4, 1), rollout(3, 1, 6)]
-    completions = [one.completion for one in rollouts]
-    shape = BatchShape(rows=1, tail_rows=1, length=12, pad=PAD)
-    batches = batches_to_score(completions, shape=shape)
-    found = {
-        name: batch.targets[place.row, place.positions]
-        for batch in batches
-        for name, place in batch.completions.items()
-    }
-    assert len(found) == 3
-    for completion in completions:
-        np.testing.assert_array_equal(found[completion.name], completion.tokens)
 
 
 @pytest.mark.parametrize(("group", "row"), [(16, 2048), (4, 1024)])

@@ -122,18 +122,3 @@ def test_the_answer_prefix_belongs_to_the_prompt(tokenizer: Tokenizer, tmp_path:
     assert last.completion_tokens.tolist() == [end]
     what = "column 'completion' does not begin with prompt.answer_prefix = '<reasoning>'"
     assert loaded.sft.malformed == (Malformed(2, what),)
-    with pytest.raises(ValueError, match=rf"row 2: {what}"):
-        _load(tmp_path, tokenizer, rows, prompt=prefixed["prompt"])
-    longest = {"rollout": {"max_prompt_tokens": len(prompt.tokens) - 1}}
-    with pytest.raises(ValueError, match=r"data\.train: no prompt is left: .* 2 are longer than"):
-        load_data(_config(tmp_path, rows, **prefixed, **longest), tokenizer)
-
-
-def test_the_length_limit_applies_to_prompt_and_completion(tokenizer: Tokenizer, tmp_path: Path):
-    (example,) = _load(tmp_path, tokenizer, [WORKED]).demonstrations
-    lengths = {"max_prompt_tokens": len(example) - 2, "max_new_tokens": 2}
-    assert _load(tmp_path, tokenizer, [WORKED], rollout=lengths).demonstrations
-    with pytest.raises(
-        ValueError, match=r"sft\.train: no demonstration is left: 0 rows .* 1 are longer"
-    ):
-        _load(tmp_path, tokenizer, [WORKED], rollout=lengths | {"max_new_tokens": 1})

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +23,10 @@ def write_jsonl(path: Path, rows: Rows) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def write_json(path: Path, rows: Rows) -> None:
-    path.write_text(json.dumps(rows), encoding="utf-8")
-
-
-def write_csv(path: Path, rows: Rows) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def write_parquet(path: Path, rows: Rows) -> None:
     datasets.Dataset.from_list(list(rows)).to_parquet(str(path))
 
 
-WRITERS: dict[str, Callable[[Path, Rows], None]] = {
-    "jsonl": write_jsonl,
-    "json": write_json,
-    "csv": write_csv,
-    "parquet": write_parquet,
-}
 TEST = [{"messages": [{"role": "user", "content": "apart"}], "question": "apart", "answer": "1"}]
 
 
@@ -53,7 +35,7 @@ def load(
 ) -> LoadedData:
     """Loads the rows as training data of a run; the test prompt differs from all of them."""
     train = folder / f"train.{kind}"
-    WRITERS[kind](train, rows)
+    (write_parquet if kind == "parquet" else write_jsonl)(train, rows)
     write_jsonl(folder / "test.jsonl", TEST)
     data = {"train": {"path": str(train)}, "test": {"path": str(folder / "test.jsonl")}}
     tables = {
@@ -64,15 +46,6 @@ def load(
     config = make_config(folder, **tables)
     check_rows(config)
     return load_data(config, tokenizer)
-
-
-@pytest.mark.parametrize("kind", WRITERS)
-def test_all_files_give_the_same_prompts(tokenizer: Tokenizer, tmp_path: Path, kind: str):
-    rows = [{"question": 'a, "b"\nc', "answer": "1"}, {"question": "d", "answer": "2"}]
-    data = load(tokenizer, tmp_path, rows, kind=kind, prompt={"turn": "plain"})
-    assert [(p.text, p.answer, dict(p.row)) for p in data.train.prompts] == [
-        (row["question"], row["answer"], row) for row in rows
-    ]
 
 
 def chat(*contents: str, system: str | None = None, **columns: Any) -> dict[str, Any]:
@@ -86,7 +59,7 @@ def chat(*contents: str, system: str | None = None, **columns: Any) -> dict[str,
 IN_CHAT = {"template": "{messages}"}
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_a_row_in_chat_format_becomes_turns(tokenizer: Tokenizer, tmp_path: Path, kind: str):
     rows = [chat("a", "b", "c", system="s", level=1), chat("d", "e", level=2)]
     data = load(tokenizer, tmp_path, rows, kind=kind, prompt=IN_CHAT)
@@ -119,17 +92,6 @@ def test_an_answer_column_precedes_the_last_turn(tokenizer: Tokenizer, tmp_path:
     assert data.train.malformed == (Malformed(2, reason), Malformed(3, reason))
 
 
-def test_the_prompt_column_of_trl_may_be_in_chat_format(tokenizer: Tokenizer, tmp_path: Path):
-    rows = [{"prompt": chat("a")["messages"], "answer": "1"}]
-    write_jsonl(tmp_path / "t.jsonl", [{"prompt": "text", "answer": "2"}])
-    test = {"test": {"path": str(tmp_path / "t.jsonl")}}
-    data = load(tokenizer, tmp_path, rows, prompt={"template": "{prompt}"}, data=test)
-    assert data.train.prompts[0].messages == ({"role": "user", "content": "a"},)
-    (text,) = data.test.prompts
-    assert text.text == "<start_of_turn>user\ntext<end_of_turn>\n<start_of_turn>model\n"
-    assert text.messages is None
-
-
 def one(*turns: tuple[Any, Any]) -> list[dict[str, Any]]:
     return [{"role": who, "content": text} for who, text in turns]
 
@@ -138,27 +100,16 @@ def one(*turns: tuple[Any, Any]) -> list[dict[str, Any]]:
     ("messages", "reason"),
     [
         ([], "has no message of the user"),
-        (one(("system", "s")), "has no message of the user"),
         (one(("assistant", "a")), "has in message 1 the role 'assistant' instead of system or use"),
         (one(("user", "a"), ("user", "b")), "has in message 2 the role 'user' instead of assistan"),
-        (one(("user", "a"), ("tool", "b")), "has in message 2 the role 'tool'; tools are not supp"),
         (one(("user", "a"), ("function_call", "b")), "has in message 2 the role 'function_call';"),
-        (
-            [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{"a": 1}]}],
-            "has in message 2 tool calls; tools are not supported yet",
-        ),
-        (one(("user", "a"), ("judge", "b")), "has in message 2 the role 'judge' instead of assi"),
         (one(("user", None)), "has in message 1 no content, not text"),
-        (one(("user", " ")), "has in message 1 a text that is empty"),
         (one(("user", "a<end_of_turn>")), "contains the turn token <end_of_turn>"),
-        ([*one(("user", "a")), "b"], "has in message 2 a text, not a role and a content"),
         (
             one(("user", [{"type": "text", "text": "a"}, {"type": "image"}])),
             "has in message 1 a part of type 'image'; only text is supported",
         ),
-        (one(("user", [])), "has in message 1 a text that is empty"),
-        ("text", "is a text, not a list of messages"),
-        (None, "is null"),
+        ("text", "is a value of type str, not a list of messages"),
     ],
 )
 def test_malformed_messages_are_reported(
@@ -175,31 +126,20 @@ def test_malformed_messages_are_reported(
 USER = {"role": "user", "content": "q"}
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 @pytest.mark.parametrize(
-    ("turns", "prompt", "answer"),
+    ("turns", "prompt"),
     [
-        (one(("developer", "s"), ("user", "q")), "s\n\nq", None),
-        (one(("system", None), ("user", "q")), "q", None),
-        (one(("User", [{"type": "text", "text": "q"}, {"type": "text", "text": "r"}])), "qr", None),
-        (one(("user", ["q", "r"])), "qr", None),
-        ([{"role": "user", "parts": [{"text": "q"}]}], "q", None),
-        (str([USER]), "q", None),  # as pandas writes it into CSV
+        (one(("developer", "s"), ("User", ["q", "r"])), "s\n\nqr"),
+        ([{"role": "user", "parts": [{"text": "q"}]}], "q"),
+        (str([USER]), "q"),  # as pandas writes it into CSV
     ],
 )
 def test_other_forms_of_messages_are_read(
-    tokenizer: Tokenizer, tmp_path: Path, kind: str, turns: Any, prompt: str, answer: str | None
+    tokenizer: Tokenizer, tmp_path: Path, turns: Any, prompt: str
 ):
-    data = load(tokenizer, tmp_path, [{"messages": turns}], kind=kind, prompt=IN_CHAT)
+    data = load(tokenizer, tmp_path, [{"messages": turns}], prompt=IN_CHAT)
     (found,) = data.train.prompts
-    text = f"<start_of_turn>user\n{prompt}<end_of_turn>\n<start_of_turn>model\n"
-    assert (found.text, found.answer) == (text, answer)
-
-
-def test_a_text_that_is_json_stays_text_beside_other_texts(tokenizer: Tokenizer, tmp_path: Path):
-    rows = [{"messages": json.dumps([USER])}, {"messages": "q"}]
-    data = load(tokenizer, tmp_path, rows, prompt=IN_CHAT)
-    assert [p.messages for p in data.train.prompts] == [None, None]
+    assert found.text == f"<start_of_turn>user\n{prompt}<end_of_turn>\n<start_of_turn>model\n"
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -215,14 +155,6 @@ def test_columns_in_objects_have_dots(tokenizer: Tokenizer, tmp_path: Path, kind
         "reward_model.truth": "1",
     }
     assert [(p.text, p.answer) for p in data.test.prompts] == [("t", "3")]
-
-
-def test_other_lists_do_not_make_a_column_chat_format(tokenizer: Tokenizer, tmp_path: Path):
-    rows = [{"question": one} for one in ("a", [], [{"value": "x"}])]
-    data = load(tokenizer, tmp_path, rows, data={"malformed": "skip"})
-    assert [p.messages for p in data.train.prompts] == [None]
-    reason = "column 'question' is a list, not text or a number"
-    assert data.train.malformed == (Malformed(2, reason), Malformed(3, reason))
 
 
 def test_messages_need_turns_and_a_template(tokenizer: Tokenizer, tmp_path: Path):
@@ -269,7 +201,6 @@ def test_a_dataset_may_have_no_reference_answers(tokenizer: Tokenizer, tmp_path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"answer_column": "anwser"}, "column 'anwser'; nearest: 'answers'"),
         ({"answer_pattern": "(.+)"}, "column 'answer'; nearest: 'answers'"),
         ({"answer_column": "info.anser"}, "column 'info.anser'; nearest: 'info.answer'"),
     ],

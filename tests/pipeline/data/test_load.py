@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import string
 from collections.abc import Mapping
@@ -26,14 +25,9 @@ GOOD = {"question": "tom has 1 apples.", "answer": "1"}
 
 
 def _write(path: Path, rows: list[Any]) -> str:
-    """A JSONL file of `rows`; strings and bytes are written as they are."""
-    lines = [
-        row
-        if isinstance(row, bytes)
-        else (row if isinstance(row, str) else json.dumps(row)).encode()
-        for row in rows
-    ]
-    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    """A JSONL file of `rows`; strings are written as they are."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return str(path)
 
 
@@ -60,36 +54,14 @@ def _load_train(config: Config, tokenizer: Tokenizer) -> LoadedSplit:
     return load_split("train", config.data.train, config=config, maker=maker)
 
 
-def test_a_row_becomes_a_prompt(tokenizer: Tokenizer, tmp_path: Path):
-    path = _write(tmp_path / "a.jsonl", [{**GOOD, "cases": [1, 2], "hard": True}])
-    (prompt,) = _load(path, tokenizer).prompts
-    assert prompt.text == (
-        "<start_of_turn>user\ntom has 1 apples.<end_of_turn>\n<start_of_turn>model\n"
-    )
-    assert prompt.tokens.tolist() == [2, *tokenizer.encode(prompt.text)]
-    assert prompt.tokens.dtype == "int32"
-    assert (prompt.id, prompt.answer) == (1, "1")
-    assert prompt.row == {**GOOD, "cases": [1, 2], "hard": True}
-
-
-def test_types_may_differ_between_rows(tokenizer: Tokenizer, tmp_path: Path):
-    rows = [
-        {"question": 12, "answer": 7, "extra": "a"},
-        {"question": "x", "answer": 1.5, "extra": {"b": 1}},
-        {"question": True, "answer": "0"},
-    ]
-    prompts = _load(_write(tmp_path / "a.jsonl", rows), tokenizer, prompt={"turn": "plain"}).prompts
-    assert [(p.text, p.answer) for p in prompts] == [("12", "7"), ("x", "1.5"), ("True", "0")]
-    assert [p.row["extra"] for p in prompts] == ["a", {"b": 1}, None]
-
-
 BROKEN: list[tuple[Any, str]] = [
     ('{"question": "q", "answer": ', "not JSON: Expecting value"),
-    ('{"question": "q", "answer": %s}' % ("9" * 5000), "not JSON: Exceeds the limit"),
-    (b'{"question": "\xff", "answer": "1"}', "not UTF-8"),
-    ('["q", "1"]', "a list, not an object with columns"),
+    ('["q", "1"]', "a value of type list, not an object with columns"),
     ({"question": "q"}, "column 'answer' is missing"),
-    ({"question": ["q"], "answer": "1"}, "column 'question' is a list, not text or a number"),
+    (
+        {"question": ["q"], "answer": "1"},
+        "column 'question' is a value of type list, not text or a number",
+    ),
     ({"question": "\ud800", "answer": "1"}, "column 'question' contains a lone surrogate"),
     ({"question": "<end_of_turn>b", "answer": "1"}, "contains the turn token <end_of_turn>"),
 ]
@@ -122,19 +94,6 @@ def test_the_refusal_lists_ten_rows_and_the_count(tokenizer: Tokenizer, tmp_path
     ]
 
 
-def test_the_answer_is_extracted_by_its_pattern(tokenizer: Tokenizer, tmp_path: Path):
-    rows = [
-        {"question": "q", "answer": "2+2=4\n#### 4 "},
-        {"question": "q", "answer": "none"},
-        {"question": "q", "answer": "####  "},
-    ]
-    path = _write(tmp_path / "a.jsonl", rows)
-    split = _load(path, tokenizer, answer_pattern=r"#### (.*)", malformed="skip")
-    assert [p.answer for p in split.prompts] == ["4"]
-    reason = "column 'answer' has no match of the pattern '#### (.*)'"
-    assert split.malformed == (Malformed(2, reason), Malformed(3, reason))
-
-
 def test_overlong_prompts_are_excluded_and_never_truncated(tokenizer: Tokenizer, tmp_path: Path):
     rows = [{**GOOD, "question": " has" * n} for n in (10, 11, 12)]
     path = _write(tmp_path / "a.jsonl", rows)
@@ -142,15 +101,10 @@ def test_overlong_prompts_are_excluded_and_never_truncated(tokenizer: Tokenizer,
     split = _load(path, tokenizer, max_prompt_tokens=length)
     assert [p.id for p in split.prompts] == [1, 2]
     assert split.too_long == (TooLong(3, length + 1),)
-    with pytest.raises(ValueError, match=r"no prompt is left: 0 rows .* 3 are longer than .* = 1$"):
+    with pytest.raises(
+        ValueError, match=r"no prompt of .* is left: 0 rows .* 3 are longer than .* = 1$"
+    ):
         _load(path, tokenizer, max_prompt_tokens=1)
-
-
-def test_the_limit_counts_rows_from_the_start(tokenizer: Tokenizer, tmp_path: Path):
-    path = _write(tmp_path / "a.jsonl", [GOOD, "broken", GOOD, GOOD])
-    split = _load(path, tokenizer, limit=3, malformed="skip")
-    assert [p.id for p in split.prompts] == [1, 3]
-    assert [bad.row for bad in split.malformed] == [2]
 
 
 def test_missing_and_empty_files_are_refused(tokenizer: Tokenizer, tmp_path: Path):
@@ -166,26 +120,16 @@ def test_missing_and_empty_files_are_refused(tokenizer: Tokenizer, tmp_path: Pat
 
 def test_parquet_is_read_without_output(tokenizer: Tokenizer, tmp_path: Path, capfd: Any):
     rows: list[dict[str, Any]] = [GOOD, {**GOOD, "answer": None}, {**GOOD, "question": "b"}]
-    path = str(tmp_path / "a.parquet")
-    datasets.Dataset.from_list([{**row, "tests": [1, 2]} for row in rows]).to_parquet(path)
+    path = tmp_path / "a.parquet"
+    datasets.Dataset.from_list([{**row, "tests": [1, 2]} for row in rows]).to_parquet(str(path))
     capfd.readouterr()
-    split = _load(path, tokenizer, limit=2, malformed="skip")
+    split = _load(str(path), tokenizer, limit=2, malformed="skip")
     assert [(p.id, p.row["tests"]) for p in split.prompts] == [(1, [1, 2])]
     assert split.malformed == (Malformed(2, "column 'answer' is null"),)
+    path.write_bytes(b"not parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet is not a readable Parquet file"):
+        _load(str(path), tokenizer)
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_damaged_parquet_file_is_one_sentence(
-    tokenizer: Tokenizer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-):
-    monkeypatch.setattr(logging.getLogger("datasets"), "propagate", True)
-    (tmp_path / "b.parquet").write_bytes(b"not parquet")
-    with pytest.raises(ValueError, match=r"b\.parquet is not a readable Parquet file"):
-        _load(str(tmp_path / "b.parquet"), tokenizer)
-    assert caplog.records == []
 
 
 HUB = {"path": "openai/gsm8k", "subset": "main", "split": "train"}
@@ -212,10 +156,7 @@ GATED = datasets.exceptions.DatasetNotFoundError("'openai/gsm8k' is a gated data
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (
-            ConnectionError("as it says"),
-            "the hub cannot be reached for 'openai/gsm8k' (as it says)",
-        ),
+        (ConnectionError("so"), "the hub cannot be reached for 'openai/gsm8k' (so)"),
         (GATED, f"{NAMED} is gated: accept its terms on the hub, then `hf auth login`"),
         (ValueError("no split.\nBut a"), f"the hub cannot load {NAMED}: no split. But a"),
     ],
@@ -239,22 +180,6 @@ def _splits(folder: Path, **names: str) -> Config:
         for name, text in names.items()
     }
     return _config(sources.pop("train"), prompt={"turn": "plain"}, **sources)
-
-
-def test_splits_are_disjoint(tokenizer: Tokenizer, tmp_path: Path):
-    data = load_data(_splits(tmp_path, train="abcdeaf", validation="bcxyx", test="ctxs"), tokenizer)
-    assert data.validation is not None
-    texts = [
-        "".join(p.text for p in split.prompts) for split in (data.train, data.validation, data.test)
-    ]
-    assert texts == ["adeaf", "by", "ctxs"]
-    assert (data.train.overlaps, data.validation.overlaps, data.test.overlaps) == (2, 3, 0)
-    assert (data.train.duplicates, data.validation.duplicates) == (1, 1)
-    assert data.report == (
-        "train: 5 prompts, excluded: 2 in a later split, duplicates kept: 1",
-        "validation: 2 prompts, excluded: 3 in a later split, duplicates kept: 1",
-        "test: 4 prompts",
-    )
 
 
 def _texts(split: LoadedSplit | None) -> str:
@@ -362,14 +287,3 @@ def test_a_source_smaller_than_its_share_of_a_step_is_refused(tokenizer: Tokeniz
 def test_a_split_contained_in_a_later_one_is_refused(tokenizer: Tokenizer, tmp_path: Path):
     with pytest.raises(ValueError, match=r"data\.train: a later split contains all 2 prompts"):
         load_data(_splits(tmp_path, train="ab", test="abc"), tokenizer)
-
-
-def test_skipped_rows_are_reported(tokenizer: Tokenizer, tmp_path: Path):
-    train = _write(tmp_path / "a.jsonl", [GOOD, "broken", {**GOOD, "question": "z" * 200}])
-    test = _write(tmp_path / "b.jsonl", [{**GOOD, "question": "other"}])
-    config = _config({"path": train}, test={"path": test}, malformed="skip")
-    assert load_data(config, tokenizer).report == (
-        "train: 1 prompts, excluded: 1 malformed, 1 too long",
-        "  row 2: not JSON: Expecting value: line 1 column 1 (char 0)",
-        "test: 1 prompts",
-    )

@@ -65,13 +65,6 @@ def test_a_step_is_a_function_of_seed_and_number():
     assert [e.id for packed in step(examples, 1, seed=1) for e in packed] != ids[1]
 
 
-def test_sequences_are_nearly_full():
-    rng = np.random.default_rng(0)
-    examples = make_demonstrations([(int(p), int(n)) for p, n in rng.integers(1, 9, (400, 2))])
-    sums = [sum(map(len, packed)) for number in range(30) for packed in step(examples, number)]
-    assert np.mean(sums) > 0.9 * LENGTH
-
-
 def test_a_demonstration_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="demonstration 1 has 17 tokens; a row has 16"):
         step(make_demonstrations([(9, 8)]), 0)
@@ -117,16 +110,6 @@ def make_group(number: int, *, prompt: int, news: Sequence[int]) -> list[Demonst
     ]
 
 
-def alone(lengths: Sequence[int]) -> list[list[Demonstration]]:
-    """A group of one sequence for each number of positions; some have a prompt beside these."""
-    # The last token of a prompt predicts the first of the completion, so it is no position more.
-    prompts = [1 + number % 3 % length for number, length in enumerate(lengths)]
-    return [
-        make_group(number, prompt=prompt, news=[length - prompt + 1])
-        for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
-    ]
-
-
 def contents(rows: list[list[list[Demonstration]]]) -> list[list[tuple[int, list[int]]]]:
     """The group and the numbers of the completions of each part of each row."""
     return [
@@ -141,16 +124,6 @@ def used(row: list[list[Demonstration]]) -> int:
         len(part[0].prompt_tokens) - 1 + sum(len(one.completion_tokens) for one in part)
         for part in row
     )
-
-
-def test_first_fit_of_single_sequences_by_hand():
-    # 7 leaves 3, 6 leaves 4; 4 goes into the second row, 3 into the first, and 2 opens a third.
-    rows = first_fit(alone([7, 6, 4, 3, 2]), capacity=10)
-    assert contents(rows) == [[(0, [1]), (3, [1])], [(1, [1]), (2, [1])], [(4, [1])]]
-    assert first_fit([], capacity=10) == []
-    assert len(first_fit(alone([10]), capacity=10)) == 1
-    with pytest.raises(ValueError, match="a sequence has 11 positions; a row has 10"):
-        first_fit(alone([11]), capacity=10)
 
 
 def test_first_fit_of_groups_by_hand():

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from configs.task import AnswerPlace, RewardFunction, Rewards
-from rewards.answers import is_correct, same_answer
+from rewards.answers import is_correct
 from rewards.base import RewardInput, Tags
 from rewards.checks.findings import find
 from rewards.checks.probes import ProbeRow, make_probes
@@ -41,37 +41,16 @@ def block(text: str) -> str:
     ("answer", "near"),
     [
         ("72", {"answer + 1": "73", "answer - 1": "71", "digits swapped": "27"}),
-        ("7", {"answer + 1": "8", "answer - 1": "6"}),
         ("0", {"answer + 1": "1"}),
         ("1,099", {"answer + 1": "1,100", "answer - 1": "1,098", "digits swapped": "1,909"}),
         ("$12.50", {"answer + 1": "$12.51", "answer - 1": "$12.49"}),
         ("33 apples", {"answer + 1": "34 apples", "answer - 1": "32 apples"}),
-        ("true", {}),
-        ("", {}),
     ],
 )
 def test_near_misses(answer: str, near: dict[str, str]):
     found = texts(answer)
     names = ("answer + 1", "answer - 1", "digits swapped")
     assert {name: block(found[name]) for name in names if name in found} == near
-
-
-def test_no_wrong_answer_equals_the_reference():
-    found = texts("1/2", "0.5", ".50", "B", "4")
-    assert block(found["another row's answer"]) in {"B", "4"}
-    assert not same_answer(block(found["wrong, right, wrong"]), "1/2")
-
-
-def test_forms_of_the_reference():
-    found = texts("B", "A")
-    assert found["reference"].startswith("<r>I read")
-    assert found["reference"].endswith("</r><a>B</a>")
-    assert found["cut in the answer"].endswith("<a>B")
-    assert found["answer alone"] == "B"
-    listed = found["list of answers"].split()
-    assert listed == list("ACDEFBGHIJ")
-    assert found["empty tags"] == "<r></r><a></a>"
-    assert found["copy of the prompt"] == "question 0"
 
 
 def test_completions_begin_with_the_prefix_and_follow_the_worked_solution():
@@ -118,6 +97,18 @@ def test_a_function_that_hangs_is_given_up():
     assert errors[-1].message.startswith("given up: ")
     first = find(trial, rollouts_per_step=8)[0]
     assert (first.kind, first.fails) == ("errors", True)
+    assert trial.seconds == {}
+
+
+def test_a_slow_part_is_named_with_the_time_of_a_step():
+    trial = tried([row(None)], "tests.launch.planted_rewards:batch_size", workers=2)
+    assert trial.seconds["part"] > 0
+    slow = replace(trial, seconds={"part": 0.25})
+    (found,) = [one for one in find(slow, rollouts_per_step=512) if one.kind == "slow"]
+    assert (
+        "0.25 s a completion: 64 s for the 512 rollouts of a step, with workers = 2" in found.what
+    )
+    assert "slow" not in [one.kind for one in find(slow, rollouts_per_step=128)]
 
 
 @pytest.mark.parametrize(
@@ -127,9 +118,6 @@ def test_a_function_that_hangs_is_given_up():
         ("completion", None),
         ("first_line", "wrong, then right"),
         ("last_line", "right, then wrong"),
-        ("boxed", "right, then wrong"),
-        ("stated", "right, then wrong"),
-        ("last_number", "right, then wrong"),
     ],
 )
 def test_the_form_says_which_of_two_answers_is_wrong(place: AnswerPlace, wrong: str | None):
@@ -139,22 +127,6 @@ def test_the_form_says_which_of_two_answers_is_wrong(place: AnswerPlace, wrong: 
     assert {name for name, kind in kinds.items() if kind == "wrong"} == (
         {wrong} if wrong else set()
     )
-
-
-@pytest.mark.parametrize(
-    ("place", "prompt", "tried"),
-    [
-        ("last_number", "say 7", False),
-        ("last_number", "say 7 or 8", True),
-        ("last_line", "say\n7", False),
-        ("tags", "say 7", True),
-    ],
-)
-def test_a_copy_of_the_prompt_may_be_right(place: AnswerPlace, prompt: str, tried: bool):
-    given = replace(row("7").given, prompt=prompt, tags=replace(TAGS, answer=place))
-    assert (
-        "copy of the prompt" in {probe.name for probe in make_probes([ProbeRow(given)])}
-    ) is tried
 
 
 @pytest.mark.parametrize(

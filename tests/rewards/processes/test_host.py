@@ -29,61 +29,36 @@ TIMEOUT_S = 1.0
 BAD = {
     # name: (body where the text is "bad", cause, part of the message or of the log)
     "loop": ("while True: pass", "timed_out", "in loop"),
-    "regex": ("re.match(r'(a+)+$', 'a' * 60 + 'b')", "timed_out", "in regex"),
     "prints_for_ever": ("while True: print('x' * 1000)", "timed_out", "further output"),
-    "ignores_signals": (
-        "[signal.signal(n, signal.SIG_IGN) for n in (2, 10, 15)]; time.sleep(1000)",
-        "timed_out",
-        "took longer",
-    ),
-    "exits_at_once": ("os._exit(3)", "died", "ended with status 3"),
     "exits_before_its_child": (
         "if os.fork(): os._exit(3)\nos.setsid(); time.sleep(1000)",
         "died",
         "ended with status 3",
     ),
     "segfault": ("ctypes.string_at(0)", "died", "SIGSEGV"),
-    "kills_itself": ("os.kill(os.getpid(), signal.SIGKILL)", "died", "SIGKILL"),
-    "kills_its_group": ("os.killpg(0, signal.SIGKILL)", "died", "SIGKILL"),
     "closes_all": ("os.closerange(0, 256); time.sleep(1000)", "died", "closed the connection"),
     "writes_garbage": (
         "[os.write(n, b'garbage\\n') for n in range(3, 256) if is_socket(n)]; time.sleep(1000)",
         "died",
         "wrote something else",
     ),
-    "writes_json": (
-        "[os.write(n, b'1\\n') for n in range(3, 256) if is_socket(n)]; time.sleep(1000)",
-        "died",
-        "wrote something else",
-    ),
     "raises": ("raise KeyError('x')", "raised", "raised KeyError: 'x' (bad_rewards.py:"),
-    "leaves": ("sys.exit(1)", "raised", "raised SystemExit: 1"),
-    "recursion": ("return recursion(completion, tools=tools)", "raised", "raised RecursionError"),
     "memory": ("return float(len(bytearray(20 * 2**30)))", "raised", "raised MemoryError"),
     "big_file": (
         "f = open('/dev/shm/gemma-grpo-test', 'wb'); os.unlink(f.name); f.truncate(2**31)",
         "raised",
         "File too large",
     ),
-    "unprintable": ("raise Silent", "raised", "raised Silent, whose text cannot be shown"),
     "nan": ("return float('nan')", "not_finite", "returned nan"),
-    "text": ("return '1.0'", "invalid", "returned a str, not a number"),
-    "coroutine": ("return asyncio.sleep(0)", "invalid", "returned a coroutine, not a number"),
     # These are scored, and cost nothing.
     "none": ("return None", "", ""),
     "forks": ("if os.fork() == 0: os.setsid(); time.sleep(1000)", "", ""),
-    "leaves_threads": ("threading.Thread(target=time.sleep, args=[1000]).start()", "", ""),
     "prints": ("print('seen', completion)", "", "seen bad"),
-    "changes_its_columns": ("tools.clear()", "", ""),
 }
 HEAD = """
-import asyncio, ctypes, os, re, signal, socket, stat, subprocess, sys, threading, time
+import ctypes, os, stat, time
 
-class Silent(Exception):
-    def __str__(self): raise KeyboardInterrupt
-
-def spin():
-    while True: pass
+class NoReward: pass
 
 def is_socket(n):
     try: return stat.S_ISSOCK(os.fstat(n).st_mode)
@@ -93,9 +68,8 @@ def is_socket(n):
 
 
 def inputs(*texts: str) -> list[RewardInput]:
-    row = {"tools": ["a"]}  # shared, as by the rollouts of a prompt
     return [
-        RewardInput("ask?", text, "eos", "33", row, TAGS, prompt_id=number)
+        RewardInput("ask?", text, "eos", "33", {}, TAGS, prompt_id=number)
         for number, text in enumerate(texts)
     ]
 
@@ -104,10 +78,8 @@ def inputs(*texts: str) -> list[RewardInput]:
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code = [HEAD]
     for name, (body, _, _) in BAD.items():
-        code.append(f"def {name}(completion, *, tools):\n    if completion == 'bad':\n")
-        code.append(
-            textwrap.indent(body, " " * 8) + "\n    return float(len(completion) * len(tools))\n\n"
-        )
+        code.append(f"def {name}(completion):\n    if completion == 'bad':\n")
+        code.append(textwrap.indent(body, " " * 8) + "\n    return float(len(completion))\n\n")
     path = tmp_path_factory.mktemp("bad") / "bad_rewards.py"
     path.write_text("".join(code))
     return path
@@ -177,8 +149,7 @@ def test_promise_5_a_bad_reward_costs_only_itself(file: Path, names: list[str], 
         error = bad[name].error
         if not cause:
             assert error is None
-            costs = {"none": None, "changes_its_columns": 0.0}
-            assert bad[name].value == costs.get(name, 3.0)
+            assert bad[name].value == (None if name == "none" else 3.0)
             continue
         assert error is not None, name
         assert error.cause == cause, name
@@ -289,12 +260,6 @@ def test_promise_5_a_bad_prompt_costs_no_other_prompt(calls: Path, tmp_path: Pat
     assert noted(calls).count("die") < 8
 
 
-def test_async_functions_score_several_at_a_time(calls: Path, tmp_path: Path):
-    # Each call waits for three others.
-    scored = score([function(calls, "meets", concurrency=4)], *"abcd", log=tmp_path / "log")
-    assert [row["meets"].value for row in scored.outcomes] == [1.0] * 4
-
-
 def test_an_async_process_takes_what_comes_while_it_scores(calls: Path, tmp_path: Path):
     async def run() -> list[dict[str, Outcome]]:
         part = function(calls, "meets", concurrency=4)
@@ -325,7 +290,7 @@ def test_several_processes_share_the_inputs(calls: Path, tmp_path: Path):
 
 
 def test_all_functions_that_cannot_be_used_are_reported(file: Path):
-    parts = [function(file, "loop"), function(file, "no_such"), function(file, "Silent")]
+    parts = [function(file, "loop"), function(file, "no_such"), function(file, "NoReward")]
     with pytest.raises(ValueError, match="no_such") as caught:
         check(Rewards(functions=tuple(parts)))
     missing, silent = str(caught.value).splitlines()

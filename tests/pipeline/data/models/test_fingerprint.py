@@ -28,24 +28,12 @@ def test_equal_weights_in_another_folder_have_the_same_fingerprint(tmp_path: Pat
     assert weights_fingerprint(one) == weights_fingerprint(other)
 
 
-@pytest.mark.parametrize("change", ["values", "file", "size", "config"])
+@pytest.mark.parametrize("change", ["values", "file", "config"])
 def test_other_weights_have_another_fingerprint(tmp_path: Path, change: str):
     one = model(tmp_path / "one")
     other = model(tmp_path / "other", seed=int(change == "values"))
     if change == "file":
         (other / "model-3.safetensors").unlink()
-    elif change == "size":
-        with (other / "model-3.safetensors").open("ab") as file:
-            file.write(b"0")
     elif change == "config":
         (other / "config.json").write_text('{"x": 1}')
     assert weights_fingerprint(one) != weights_fingerprint(other)
-
-
-def test_all_files_of_a_flax_checkpoint_count(tmp_path: Path):
-    folder = tmp_path / "flax"
-    (folder / "d").mkdir(parents=True)
-    (folder / "d" / "0").write_bytes(b"weights")
-    before = weights_fingerprint(folder)
-    (folder / "d" / "0").write_bytes(b"weightS")
-    assert weights_fingerprint(folder) != before

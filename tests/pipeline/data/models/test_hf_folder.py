@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from pipeline.data.models.hf_folder import (
     check_folder,
     flax_folder,
     stored_tensors,
-    text_tensors,
 )
 
 
@@ -27,8 +25,6 @@ from pipeline.data.models.hf_folder import (
     [
         (None, " has no config.json"),
         (b"{", "/config.json is not JSON"),
-        (b"\xff", "/config.json is not UTF-8"),
-        (b"[]", "/config.json is not a JSON"),
         (b'{"model_type": "gemma"}', ": config.json: model_type is"),
     ],
 )
@@ -53,37 +49,6 @@ def test_all_files_of_the_index_are_needed(tmp_path: Path):
     # A single file makes an index stale, as in transformers.
     save_file({"d": np.ones(1)}, tmp_path / SINGLE)
     assert set(stored_tensors(tmp_path)) == {"d"}
-
-
-@pytest.mark.parametrize(
-    "content", ["{", "{}", "[]", {"weight_map": []}, {"weight_map": {"a": {}}}]
-)
-def test_a_damaged_index_is_refused(tmp_path: Path, content: Any):
-    text = content if isinstance(content, str) else json.dumps(content)
-    (tmp_path / INDEX).write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"model\.path: {tmp_path}/{INDEX} (is damaged|is not )"):
-        stored_tensors(tmp_path)
-
-
-def write_config(folder: Path, config: dict[str, Any]) -> None:
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-
-
-def test_tensors_are_read_at_the_headers_offsets(tmp_path: Path):
-    tensors: dict[str, np.ndarray] = {
-        "a": np.arange(6, dtype=np.float16).reshape(2, 3),
-        "b": np.arange(4, dtype=np.int64),
-        "c": np.arange(5, dtype=np.float32) / 3,
-    }
-    save_file(tensors, tmp_path / SINGLE, metadata={"format": "pt"})
-    found = stored_tensors(tmp_path)
-    assert {name: (t.dtype, t.shape) for name, t in found.items()} == {
-        "a": ("float16", (2, 3)),
-        "b": ("I64", (4,)),
-        "c": ("float32", (5,)),
-    }
-    for name in ("a", "c"):
-        np.testing.assert_array_equal(found[name].data(), tensors[name])
 
 
 def test_an_adapter_is_no_model(tmp_path: Path):
@@ -144,28 +109,6 @@ def test_tensors_are_checked_without_reading_them(folder: Path):
         f"  shape of {name}:",
         f"  dtype of {name}: I8; supported: float32, float16, bfloat16",
     ]
-
-
-def test_text_tensors_have_the_names_of_a_text_only_folder(tmp_path: Path):
-    names = (
-        "language_model.model.norm.weight",
-        "model.language_model.layers.0.mlp.up_proj.weight",
-        "language_model.lm_head.weight",
-        "vision_tower.a",
-        "model.vision_tower.b",
-        "multi_modal_projector.c",
-    )
-    save_file({name: np.zeros(1, np.float32) for name in names}, tmp_path / SINGLE)
-    write_config(tmp_path, {"model_type": "gemma3", "text_config": {}})
-    text, others = text_tensors(tmp_path)
-    assert set(text) == {
-        "model.norm.weight",
-        "model.layers.0.mlp.up_proj.weight",
-        "lm_head.weight",
-    }
-    assert {tensor.name for tensor in others} == set(names[3:])
-    write_config(tmp_path, {"model_type": "gemma3_text"})
-    assert set(text_tensors(tmp_path)[0]) == set(names)
 
 
 @pytest.mark.parametrize("mark", FLAX_MARKS)

@@ -9,10 +9,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
-from pipeline.data.models.hf_folder import SINGLE, stored_tensors
-from pipeline.data.models.tensor_files import Spec, TensorSpec, plan_shards, write_shards
+from pipeline.data.models.tensor_files import TensorSpec, plan_shards, write_shards
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -39,27 +38,6 @@ def test_the_library_reads_what_was_written(tmp_path: Path, dtype: str, shard_by
     for spec, value in zip(specs, values, strict=True):
         assert str(found[spec.name].dtype) == dtype
         np.testing.assert_array_equal(found[spec.name], value)
-
-
-def test_stored_tensors_of_any_type_are_copied(tmp_path: Path):
-    stored: dict[str, np.ndarray] = {
-        "scalar": np.asarray(-np.inf, np.float32),
-        "integers": np.arange(3),
-        "flags": np.array([True, False, True]),
-        "empty": np.zeros((0, 2), np.float16),
-    }
-    source, target = tmp_path / "source", tmp_path / "target"
-    for folder in (source, target):
-        folder.mkdir()
-    save_file(stored, source / SINGLE)
-    spec = TensorSpec("new", (2,), "float32")
-    specs: list[Spec] = [*stored_tensors(source).values(), spec]
-    write_shards(target, plan_shards(specs, shard_bytes=10**9), iter(tensors([spec])))
-    found = load_file(target / SINGLE)
-    assert found.keys() == stored.keys() | {"new"}
-    for name, value in stored.items():
-        assert found[name].dtype == value.dtype
-        np.testing.assert_array_equal(found[name], value)
 
 
 def test_each_tensor_is_written_before_the_next_is_requested(tmp_path: Path):

@@ -13,8 +13,6 @@ from pipeline.data.text.chat import (
     GEMMA4,
     ChatTemplate,
     read_chat_template,
-    sole_column,
-    template_columns,
 )
 from pipeline.data.text.chat import render as render_with
 
@@ -118,14 +116,6 @@ def test_messages_replace_the_question(template: str | None):
     assert found == turns.replace("user\n", "user\nBe brief.\n\n", 1)
 
 
-@pytest.mark.parametrize(
-    ("template", "column"),
-    [("{a}", "a"), ("\n{a}\n", "a"), ("{a}?", None), ("{a}{b}", None), ("{{}}{a}", None)],
-)
-def test_the_sole_column_of_a_template(template: str, column: str | None):
-    assert sole_column(template) == column
-
-
 def test_only_auto_uses_the_models_template():
     template = "{{ bos_token }}[{{ messages[0].role }}: {{ messages[0].content }}]{{ eos_token }}"
     assert render(Prompt(), {"question": "q"}, template=template) == "[user: q]<eos>"
@@ -139,18 +129,15 @@ def test_only_auto_uses_the_models_template():
 @pytest.mark.parametrize(
     ("template", "what"),
     [
-        ("{{ raise_exception('no users here') }}", "no users here"),
         ("{{ strftime_now('%d') }}", "'strftime_now' is undefined"),
         ("{% if %}", "Expected an expression"),
-        ("{{ 1 / 0 }}", "division by zero"),
-        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
-        ("{{ messages[0].role }}", "it omits the text of the user, 'q'"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "maximum recursion depth exceeded"),
         (read_case("tmpl_parts.jinja"), "it omits the text of the user, 'q'"),
         (read_case("tmpl_space_bos.jinja"), "it writes <bos> elsewhere than once at the beginning"),
     ],
 )
 def test_an_unusable_template_is_refused(monkeypatch: pytest.MonkeyPatch, template: str, what: str):
-    monkeypatch.setattr("pipeline.data.text.chat._TRIED", {template})  # without a child process
+    monkeypatch.setattr("pipeline.data.text.chat._CHECKED", {template})  # without a child process
     with pytest.raises(ValueError, match=rf"^folder/file: the chat template fails: .*{what}"):
         render(Prompt(), {"question": "q"}, template=template)
     assert render(Prompt(turn="gemma"), {"question": "q"}, template=template)
@@ -160,11 +147,6 @@ def test_the_marks_of_trained_turns_change_no_text():
     prompt = Prompt(system="s", shots=SHOTS)
     template = read_case("tmpl_generation.jinja")
     assert render(prompt, {"question": "q"}, template=template) == render(prompt, {"question": "q"})
-
-
-def test_json_in_a_template_has_its_own_characters():
-    template = "{{ {'a': messages[0].content} | tojson }}"
-    assert render(Prompt(), {"question": "q<é>"}, template=template) == '{"a": "q<é>"}'
 
 
 def text_of(folder: Path) -> str:
@@ -190,32 +172,6 @@ def test_the_template_is_found_where_hugging_face_puts_it(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "what"),
-    [
-        ("tokenizer_config.json", b"{", "is not JSON"),
-        ("tokenizer_config.json", b"[]", "is not a JSON object"),
-        ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template is 5, not text"),
-        ("tokenizer_config.json", b'{"chat_template": {"a": "b"}}', "chat_template is {'a'"),
-        (
-            "chat_template.json",
-            b'{"chat_template": [{"name": "default", "template": [1]}]}',
-            r"chat_template is \[1\], not",
-        ),
-        ("chat_template.json", b"[" * 100_000, "is not JSON: maximum recursion depth exceeded"),
-        ("chat_template.jinja", b"\xff", "is not UTF-8"),
-    ],
-)
-def test_a_damaged_template_file_is_refused(tmp_path: Path, name: str, content: bytes, what: str):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{tmp_path / name}:? .*{what}"):
-        read_chat_template(tmp_path)
-
-
-def test_columns_are_listed_once_in_order():
-    assert template_columns("{b} {a} {{c}} {b} {two words}") == ("b", "a", "two words")
-
-
-@pytest.mark.parametrize(
     ("template", "what"),
     [
         ("{qestion}", r"no column 'qestion'; nearest: 'question' \(of \['answer', 'question'\]"),
@@ -230,7 +186,7 @@ def test_a_missing_column_names_the_nearest_or_a_remedy(template: str, what: str
         render(Prompt(template=template), {"question": "q", "answer": "a"})
 
 
-@pytest.mark.parametrize("template", ["{question.__class__}", "{question[0]}", "{0}"])
+@pytest.mark.parametrize("template", ["{question.__class__}", "{0}"])
 def test_placeholders_are_looked_up_and_never_evaluated(template: str):
     with pytest.raises(ValueError, match="the row has no column"):
         render(Prompt(template=template), {"question": "q"})
@@ -241,13 +197,15 @@ def test_placeholders_are_looked_up_and_never_evaluated(template: str):
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{{ 9 ** (9 ** 9) }}", "it takes more than 2 s of CPU time"),
-        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", ".*recursion"),
-        ("{{ " + "(" * 5000 + ")" * 5000 + " }}", ".*recursion"),
-        ("{{ 'x' * 10 ** 10 }}", ".*memory"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "2 s of",
+        ),
+        ("{{ 'x' * 10 ** 10 }}", "it takes more than 1 GiB of memory"),
         ("{{ 'x' * 10 ** 7 }}", "it writes 10,000,000 characters"),
+        ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "recursion"),
     ],
 )
 def test_a_template_that_does_not_end_or_needs_much_memory_is_refused(template: str, reason: str):
-    with pytest.raises(ValueError, match=f"fails: {reason}"):
+    with pytest.raises(ValueError, match=f"^folder/file: the chat template fails: .*{reason}"):
         render(Prompt(), {"question": "q"}, template=template)

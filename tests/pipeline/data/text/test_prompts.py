@@ -36,7 +36,7 @@ def made(tokenizer: Tokenizer, **prompt: Any) -> Rendered:
 @pytest.mark.parametrize(
     ("turn", "text"), [("gemma", TURNS), ("auto", TURNS), ("plain", ROW.values["question"])]
 )
-@pytest.mark.parametrize("prefix", ["", "<reasoning>", " 2 apples", "\n"])
+@pytest.mark.parametrize("prefix", ["", "<reasoning>", " 2 apples"])
 def test_the_prefix_is_appended_without_changing_the_prompts_tokens(
     tokenizer: Tokenizer, turn: str, text: str, prefix: str
 ):
@@ -74,13 +74,6 @@ def test_a_prefix_with_special_tokens_is_refused(tokenizer: Tokenizer, prefix: s
     message = re.escape(f"prompt.answer_prefix = {prefix!r}: ") + f".* decodes it to {read!r};"
     with pytest.raises(ValueError, match=message):
         PromptMaker(Prompt(answer_prefix=prefix), tokenizer)
-
-
-def test_a_row_with_a_turn_token_of_the_model_is_malformed(tokenizer: Tokenizer, gemma4: Tokenizer):
-    for one, token in ((tokenizer, "<end_of_turn>"), (gemma4, "<turn|>")):
-        found = PromptMaker(Prompt(), one).make(Row(1, {"question": f"a{token}b"}))
-        assert isinstance(found, Malformed)
-        assert found.reason == f"column 'question' contains the turn token {token}"
 
 
 def test_thinking_needs_a_model_and_a_template_with_that_mode(

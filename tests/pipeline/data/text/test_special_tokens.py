@@ -42,12 +42,10 @@ def check(
 @pytest.mark.parametrize(
     "said",
     [
-        {"config": {}},
         {"config": {"vocab_size": PIECES + 64, "bos_token_id": 2, "eos_token_id": 1}},
         {"config": {"eos_token_id": None}, "generation": {"eos_token_id": [1, 106]}},
         # A configured stop token may also be the model's end token.
         {"config": {"eos_token_id": 107}, "stop_tokens": ("\n",)},
-        {"config": None, "vocab_size": PIECES},
         {"config": None},
     ],
 )
@@ -60,10 +58,6 @@ def test_matching_tokenizers_and_models_are_accepted(
 @pytest.mark.parametrize(
     ("said", "lines"),
     [
-        (
-            {"config": {"vocab_size": 96}},
-            ["{} has 480 pieces, the model's embedding 96 rows; each piece needs a row"],
-        ),
         (
             {"config": None, "vocab_size": 262_144},
             ["{} has 480 pieces, the model's embedding 262144 rows; at most 1024 rows of padding"],
@@ -94,7 +88,7 @@ def test_mismatched_tokenizers_and_models_are_refused(
     assert len(found) == len(lines)
     for line, expected in zip(found, lines, strict=True):
         assert line.startswith(expected.format(tokenizer.path))
-    assert hint.endswith("set model.tokenizer")
+    assert "set model.tokenizer" in hint
 
 
 def test_an_added_piece_needs_a_row_only_where_it_occurs(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from configs.schema import Model
 from pipeline.data.text.chat import GEMMA4, ChatTemplate
 from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.data.text.tokenizer_files import open_tokenizer, read_tokenizer
-from tests.demo_texts import demo_texts, write_tokenizer, write_tokenizer_json
+from tests.demo_texts import write_tokenizer, write_tokenizer_json
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +46,9 @@ def test_ids_are_gemmas(tokenizer: Tokenizer):
     assert tokenizer.piece_id("<unk>") == 3
     assert tokenizer.vocab_size == 480
     assert (tokenizer.piece(105), tokenizer.find("<nothing>")) == ("<start_of_turn>", None)
-
-
-def test_encoding_is_int32_without_bos_and_knows_turn_tokens(tokenizer: Tokenizer):
     ids = tokenizer.encode("<start_of_turn>user\n")
     assert ids.dtype == np.int32
     assert ids.tolist() == [105, tokenizer.piece_id("user"), 107]
-    assert tokenizer.encode("").shape == (0,)
 
 
 def test_decoded_text_has_no_stop_token(tokenizer: Tokenizer):
@@ -62,12 +57,6 @@ def test_decoded_text_has_no_stop_token(tokenizer: Tokenizer):
     assert tokenizer.decode([*ids, 106]) == answer
     assert tokenizer.decode([*ids, 1]) == answer
     assert tokenizer.decode(np.array([2, 105, *ids, 4, 0, 3], np.int32)) == answer
-
-
-def test_the_demos_texts_have_the_same_ids_in_both_formats(both: list[Tokenizer]):
-    for text in demo_texts(60):
-        ids = [tokenizer.encode(text).tolist() for tokenizer in both]
-        assert ids[0] == ids[1]
 
 
 @given(first=st.text(), second=st.text())
@@ -90,18 +79,6 @@ def test_bytes_of_an_incomplete_character_become_replacement_characters(tokenize
     assert tokenizer.decode(snow[:-1]) == "é\ufffd\ufffd"
 
 
-def test_an_unknown_piece_names_the_nearest(tokenizer: Tokenizer):
-    with pytest.raises(ValueError, match=r"no piece '<end_of_trun>'; nearest: '<end_of_turn>'"):
-        tokenizer.piece_id("<end_of_trun>")
-
-
-def test_a_missing_tokenizer_is_reported(tmp_path: Path):
-    with pytest.raises(
-        FileNotFoundError, match=r"no tokenizer at .*: it has neither tokenizer\.model nor"
-    ):
-        read_tokenizer(tmp_path)
-
-
 @pytest.mark.parametrize("damage", [b"", b"not a model"])
 def test_a_damaged_file_is_reported(tmp_path: Path, damage: bytes):
     (tmp_path / "tokenizer.model").write_bytes(damage)
@@ -113,39 +90,12 @@ def test_a_damaged_file_is_reported(tmp_path: Path, damage: bytes):
         read_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("model", "what"),
-    [
-        ({"type": "BPE", "vocab": {}, "merges": []}, "changes spaces"),
-        ({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}, "cannot encode ' a  b '"),
-    ],
-)
-def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, model: dict[str, Any], what: str):
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
-    with pytest.raises(ValueError, match=rf"{tmp_path}/tokenizer\.json {what}"):
-        read_tokenizer(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (
-            {"add_dummy_prefix": True, "remove_extra_whitespaces": True},
-            "changes spaces: it decodes ' a  b ' to",
-        ),
-        ({}, "has no piece '<pad>'; nearest: '<padding>'"),
-    ],
-)
-def test_a_sentencepiece_model_of_another_kind_is_refused(
-    tmp_path: Path, change: dict[str, bool], what: str
-):
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path):
     path = write_tokenizer(tmp_path) / "tokenizer.model"
     model = proto.ModelProto.FromString(path.read_bytes())
-    for name, value in change.items():
-        setattr(model.normalizer_spec, name, value)
     model.pieces[0].piece = "<padding>"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ValueError, match=what):
+    with pytest.raises(ValueError, match="has no piece '<pad>'; nearest: '<padding>'"):
         read_tokenizer(tmp_path)
 
 
