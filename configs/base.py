@@ -117,7 +117,7 @@ Slug = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", json_schema_extra={"words": _SLUG})
 ]
 Text = Annotated[str, Field(min_length=1)]
-Strings = Annotated[tuple[str, ...], Field(strict=False)]
+Strings = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
 PositiveInts = Annotated[tuple[Annotated[int, Field(ge=1, strict=True)], ...], Field(strict=False)]
 
 
