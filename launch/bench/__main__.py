@@ -7,120 +7,109 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import importlib.util
+import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from launch.bench.harness import DEVICES, Benchmark, Figures, Row, Section, in_child, machine
-from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, exit_status
+from launch.bench.harness import DEVICES, Found, Row, Section, in_child, machine
+from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, Failure, exit_status
 from launch.flags import Parser, add_json, json_file
 from pipeline.run.record_files import read_json, write_json
 
-
-def _rates_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("config", metavar="CONFIG.toml", help="e.g. configs/demo.toml")
-    command.add_argument("--lr", type=float, nargs="+", required=True, help="peak learning rates")
-    command.add_argument("--seeds", type=int, nargs="+", default=[0], help="default: 0")
-    command.add_argument("--steps", type=int, help="updates of a run; default: budget.steps")
-    command.add_argument("--model", help="model folder in place of model.path")
-
-
-def _serve_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--usd", type=float, default=1.2, help="dollars for an hour of the device; default: 1.2"
-    )
-
-
-def _race_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--config", default="configs/demo.toml", help="default: %(default)s")
-    command.add_argument("--minutes", type=float, help="of each run; default: 6, quick: 3")
-    command.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 2, quick: 0")
-    command.add_argument(
-        "--lr",
-        type=float,
-        nargs="+",
-        help="peak learning rates, of which the best of each side counts; default: learner.lr",
-    )
-    command.add_argument(
-        "--every", type=int, default=10, help="steps between evaluated versions; default: 10"
-    )
+COMPILE_S = 60.0
+"""Seconds of the TPU compiler for a program, on two cores (gemma3-1b: 20 to 150, 2026-11-27)."""
+_CORES, _GPU = "two idle cores", "one H100 (reckoned)"
 
 
 @dataclass(frozen=True)
 class Command:
-    """A benchmark on the command line; `launch.bench.NAME.benchmark` reads its request.
+    """A benchmark on the command line; `launch.bench.NAME.sections` reads its request.
 
     Attributes:
         what: it measures.
         devices: that `--device` can name, the default first.
-        quick: whether it has `--quick`.
-        add_options: adds its own options.
+        timed_on: the machine of its rows' expected seconds without `--quick`.
+        options: arguments of `add_argument` for its own options, by flag.
     """
 
     what: str
     devices: Sequence[str] = ("auto", "cpu")
-    quick: bool = True
-    add_options: Callable[[argparse.ArgumentParser], None] = lambda _: None
+    timed_on: str = _CORES
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 _STUDY = ("auto", "cpu", "compiler")
 BENCHMARKS: Mapping[str, Command] = {
-    "balance": Command("the sizes that a run chooses beside fixed ones", devices=["cpu"]),
+    "balance": Command("the sizes that a run chooses beside fixed ones", ["cpu"]),
     "chaos": Command(
         "seconds that kill -9 and SIGSTOP of each process cost a small run, which must end with "
         "the undisturbed adapter",
-        devices=["cpu"],
+        ["cpu"],
     ),
     "hbm": Command(
-        "memory and estimated time of the learner on a v5e chip, beside Tunix's",
-        devices=["compiler"],
-        quick=False,
+        "memory and estimated time of the learner on a v5e chip, beside Tunix's", ["compiler"]
     ),
-    "latency": Command(
-        "milliseconds a token against batch, lengths and precision",
-        devices=_STUDY,
-    ),
+    "latency": Command("milliseconds a token against batch, lengths and precision", _STUDY, _GPU),
     "learner": Command("gradients beside Tunix's, and prompts that a group shares"),
     "mesh": Command(
         "data, tensor and layer parallelism on 1 to 8 devices: tokens a second, the bubble of a "
         "pipeline, and the largest model",
-        devices=_STUDY,
+        _STUDY,
+        _GPU,
     ),
     "race": Command(
         "accuracy against seconds of this pipeline and of Tunix's GRPOLearner on the same task",
-        devices=["auto"],
-        add_options=_race_options,
-    ),
-    "rates": Command(
-        "GRPO runs of a configuration with several learning rates, without Ray",
-        quick=False,
-        add_options=_rates_options,
+        ["auto"],
+        options={
+            "--config": {"default": "configs/demo.toml", "help": "default: %(default)s"},
+            "--minutes": {"type": float, "help": "of each run; default: 6, quick: 3"},
+            "--seeds": {"type": int, "nargs": "+", "help": "default: 0 1 2, quick: 0"},
+            "--lr": {
+                "type": float,
+                "nargs": "+",
+                "help": "peak learning rates, of which the best of each side counts; default: "
+                "learner.lr",
+            },
+            "--every": {
+                "type": int,
+                "default": 10,
+                "help": "steps between evaluated versions; default: 10",
+            },
+        },
     ),
     "rollout": Command("the rollout engine beside Tunix's sampler: speed, and greedy text"),
     "serve": Command(
         "the engine under a load of requests, simulated with measured or compiled step times: "
         "throughput, latencies, dollars",
-        devices=_STUDY,
-        add_options=_serve_options,
+        _STUDY,
+        _GPU,
+        {
+            "--usd": {
+                "type": float,
+                "default": 1.2,
+                "help": "dollars for an hour of the device; default: 1.2",
+            }
+        },
     ),
     "sizing": Command(
-        "rollouts and parallel passes against the batch: time, memory, knee and lumps",
-        devices=_STUDY,
+        "rollouts and parallel passes against the batch: time, memory, knee and lumps", _STUDY, _GPU
     ),
     "techniques": Command(
         "what each technique saves of a step's seconds and bytes, of a start, and of accuracy",
-        devices=_STUDY,
+        _STUDY,
+        _GPU,
     ),
     "torch": Command(
         "decoding and gradients of Gemma 3 270m and 1b beside a plain loop of PyTorch and "
         "transformers",
-        devices=["auto"],
+        ["auto"],
+        _GPU,
     ),
 }
 DESCRIPTION = """\
@@ -139,8 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_status(lambda: _run(*prepare(given)))
 
 
-def prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, Benchmark]:
-    """Returns the request, and the benchmark with the requested rows.
+def prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Section]]:
+    """Returns the request, and its sections with the requested rows.
 
     Raises:
         ValueError: for a mistake in the request, one line.
@@ -151,8 +140,7 @@ def prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, Benchmark]:
     if request.quick and request.device == "compiler":
         raise ValueError("command line: --quick measures a small case; remove --device compiler")
     module = importlib.import_module(f"launch.bench.{request.name}")
-    benchmark: Benchmark = module.benchmark(request)
-    return request, replace(benchmark, sections=_choose(benchmark.sections, request.only))
+    return request, _choose(module.sections(request), request.only)
 
 
 def _parser() -> Parser:
@@ -173,7 +161,8 @@ def _parser() -> Parser:
             description=f"Measure {benchmark.what}. {DESCRIPTION}",
             allow_abbrev=False,
         )
-        benchmark.add_options(command)
+        for flag, how in benchmark.options.items():
+            command.add_argument(flag, **how)
         command.add_argument(
             "--device",
             choices=benchmark.devices,
@@ -182,7 +171,7 @@ def _parser() -> Parser:
             "a TPU; default: %(default)s",
         )
         command.set_defaults(quick=False)
-        if benchmark.quick:
+        if benchmark.devices[0] != "compiler":
             command.add_argument("--quick", action="store_true", help="a small case, in minutes")
         command.add_argument(
             "--only",
@@ -208,53 +197,55 @@ def _choose(sections: Sequence[Section], pattern: str | None) -> list[Section]:
     return chosen
 
 
-def _run(request: argparse.Namespace, benchmark: Benchmark) -> int:
+def _run(request: argparse.Namespace, sections: Sequence[Section]) -> int:
     if request.device == "compiler":
         from pipeline.plan.compiler import NoCompiler, require_compiler
 
         try:
             require_compiler()
         except NoCompiler as missing:
-            print(missing, file=sys.stderr)
-            return EXIT_FAILED
-    if absent := [name for name in benchmark.needs if importlib.util.find_spec(name) is None]:
-        print(f"the peer is missing: install {' and '.join(absent)} here", file=sys.stderr)
-        return EXIT_FAILED
-    content: dict[str, Any] = {
-        "benchmark": request.name,
-        "device": request.device,
-        **machine(benchmark.needs),
-        "arguments": {
-            section.name: {row.name: dict(row.arguments) for row in section.rows}
-            for section in benchmark.sections
-        },
-        "sections": {section.name: {} for section in benchmark.sections},
-    }
+            raise Failure(missing) from None
+    about = {"benchmark": request.name, "device": request.device, **machine()}
+    content = _content(request.json, about)
     try:
-        _measure(request, benchmark, content)
+        _measure(request, sections, content)
     except KeyboardInterrupt:
-        _report(benchmark, content, claim=False)
+        _report(sections, content, claim=False)
         print("\ninterrupted: missing rows were not measured")
         return EXIT_INTERRUPTED
-    return 0 if _report(benchmark, content, claim=True) else EXIT_FAILED
+    return 0 if _report(sections, content, claim=True) else EXIT_FAILED
 
 
-def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[str, Any]) -> None:
-    """Adds the rows' figures to the content of `--json`, which is written after each of them.
+def _content(file: Path | None, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of `--json`: arguments and figures of rows by section, and their origin.
 
-    Rows that the file has already, of a run that was broken off, are kept. A row that could not be
-    measured has `failed`, with the error.
+    Figures that the file has of the same benchmark, device, machine and versions are kept.
     """
-    before = _same_study(request.json, content)
-    known = _known(before, content)
-    content["sections"].update(known)
-    left = [
-        (section, row)
-        for section in benchmark.sections
-        for row in section.rows
-        if row.name not in known[section.name]
-    ]
-    _say(f"{_expected(benchmark, [row for _, row in left])}{_kept(request.json, known)}")
+    before = (None if file is None else read_json(file)) or {}
+    same = all(before.get(key) == about[key] for key in about if key != "date")
+    return {"arguments": {}, "sections": {}} | (before if same else {}) | dict(about)
+
+
+def _measure(
+    request: argparse.Namespace, sections: Sequence[Section], content: dict[str, Any]
+) -> None:
+    """Adds the figures of `_left` to the content of `--json`, which is written after each row.
+
+    A row that could not be measured has `failed`, with the error.
+    """
+    left = _left(sections, content)
+    expected_s, machine = sum(row.seconds for _, row in left), BENCHMARKS[request.name].timed_on
+    compiled = ""
+    if request.device == "compiler":
+        programs = sum(row.programs for _, row in left)
+        expected_s, compiled = COMPILE_S * programs, f", {programs} programs by the TPU compiler"
+    if request.quick or compiled:
+        machine = _CORES
+    kept = sum(len(section.rows) for section in sections) - len(left)
+    _say(
+        f"{len(left)} rows{compiled}: about {expected_s / 60:.0f} minutes on {machine}"
+        + (f"; {kept} rows are kept from {request.json}" if kept else "")
+    )
     for number, (section, row) in enumerate(left, 1):
         progress, began = f"[{number}/{len(left)}] {section.name}/{row.name}", time.monotonic()
         _say(f"{progress} ...")
@@ -267,79 +258,53 @@ def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[st
         _say(f"{progress}: {time.monotonic() - began:.0f} s")
         content["sections"][section.name][row.name] = found
         if request.json:
-            kept = {
-                key: {
-                    name: before[key].get(name, {}) | content[key].get(name, {})
-                    for name in before[key] | content[key]
-                }
-                for key in ("arguments", "sections")
-                if before
-            }
-            write_json(request.json, content | kept)
-    for section in benchmark.sections if request.json else ():
+            write_json(request.json, content)
+    for section in sections if request.json else ():
         if section.draw is not None:
             picture = request.json.with_suffix(f".{section.name}.png")
-            section.draw(content["sections"][section.name]).savefig(picture, dpi=120)
+            section.draw(_found(section, content)).savefig(picture, dpi=120)
             _say(f"{picture} written")
+
+
+def _left(sections: Sequence[Section], content: dict[str, Any]) -> list[tuple[Section, Row]]:
+    """The rows without figures for their arguments; notes their arguments in the content."""
+    left = []
+    for section in sections:
+        arguments = content["arguments"].setdefault(section.name, {})
+        figures = content["sections"].setdefault(section.name, {})
+        for row in section.rows:
+            now = json.loads(json.dumps(row.arguments))
+            failed = "failed" in figures.get(row.name, {"failed": "not measured"})
+            if failed or arguments.get(row.name) != now:
+                figures.pop(row.name, None)
+                arguments[row.name] = now
+                left.append((section, row))
+    return left
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _expected(benchmark: Benchmark, rows: Sequence[Row]) -> str:
-    """How long these rows are expected to take, in words."""
-    programs = sum(row.programs for row in rows)
-    compiled = f", {programs} programs by the TPU compiler" if programs else ""
-    minutes = sum(row.expected_s for row in rows) / 60
-    return f"{len(rows)} rows{compiled}: about {minutes:.0f} minutes on {benchmark.expected_on}"
+def _found(section: Section, content: Mapping[str, Any]) -> Found:
+    """The figures of the section's rows, of those that have some."""
+    figures = content["sections"][section.name]
+    return {row.name: figures[row.name] for row in section.rows if row.name in figures}
 
 
-def _kept(file: Path | None, known: Mapping[str, Mapping[str, Figures]]) -> str:
-    count = sum(map(len, known.values()))
-    return f"; {count} rows are kept from {file}" if count else ""
-
-
-def _same_study(file: Path | None, content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a file of the same benchmark, device, machine and versions; {}: none."""
-    before = (None if file is None else read_json(file)) or {}
-    about = ("benchmark", "device", "machine", "versions")
-    return before if all(before.get(key) == content[key] for key in about) else {}
-
-
-def _known(before: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, dict[str, Figures]]:
-    """Figures by section and row that a file has for rows with the same arguments.
-
-    Args:
-        before: content of the file.
-        content: what it will have, without figures.
-    """
-    now = json.loads(json.dumps(content["arguments"]))
-    then, figures = before.get("arguments", {}), before.get("sections", {})
-    return {
-        section: {
-            row: figures[section][row]
-            for row, arguments in rows.items()
-            if then.get(section, {}).get(row) == arguments
-            and "failed" not in figures[section].get(row, {"failed": ""})
-        }
-        for section, rows in now.items()
-    }
-
-
-def _report(benchmark: Benchmark, content: dict[str, Any], *, claim: bool) -> bool:
+def _report(sections: Sequence[Section], content: Mapping[str, Any], *, claim: bool) -> bool:
     """Prints tables and claims; returns whether nothing failed and all claims hold."""
     print("\n".join(f"{key}: {content[key]}" for key in ("date", "machine", "versions")))
     success = True
-    for section in benchmark.sections:
-        found = content["sections"][section.name]
+    for section in sections:
+        found = _found(section, content)
         success &= not any("failed" in figures for figures in found.values())
         print(f"\n{section.title}\n\n{section.table(found)}\n")
-        if section.words is not None:
-            print("\n".join(section.words(found)))
-        for one in (one for claims in section.claims for one in claims(found)) if claim else ():
-            print(f"{'holds' if one.holds else 'DOES NOT HOLD'}: {one.text}")
-            success &= one.holds
+        for line in section.words(found):
+            print(line)
+        for text, holds in (one for claims in section.claims for one in claims(found) if claim):
+            print(f"{'holds' if holds else 'DOES NOT HOLD'}: {text}")
+            success &= holds
     return success
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
+from launch.bench.harness import Claim, Figures, Found, Row, Section
 from launch.bench.launched import train_command
 from pipeline.run.run_folder import RunFolder
 
@@ -155,7 +155,7 @@ def _command_line(process: psutil.Process) -> str:
     return ""
 
 
-def claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
+def claims(found: Found) -> Iterator[Claim]:
     """That all rows end with the adapter of the first, and leave no process."""
     done = {name: figures for name, figures in found.items() if "result" in figures}
     results = [figures["result"] for figures in done.values()]
@@ -165,7 +165,7 @@ def claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
         yield Claim(f"{name}: nothing is left ({figures['left']})", figures["left"] == "nothing")
 
 
-def benchmark(request: argparse.Namespace) -> Benchmark:
+def sections(request: argparse.Namespace) -> list[Section]:
     """A row for each role and signal; quick: a sampler's death."""
     # Without its parent a run goes on, and nobody starts it again.
     faults = [(role, event) for event in SIGNALS for role in ROLES]
@@ -181,4 +181,4 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         f"kill -9 or SIGSTOP of a process of a small run after step {SIGNALLED_AFTER}: seconds to "
         "the next step; a stopped process is found after 20 s"
     )
-    return Benchmark([Section("chaos", title, rows, [claims])])
+    return [Section("chaos", title, rows, [claims])]

@@ -13,18 +13,33 @@ import argparse
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
-from matplotlib.figure import Figure
 from safetensors.numpy import load_file
 
+from configs.evaluation import EXACT_ANSWER
 from configs.load import load_config
-from launch.bench.harness import CPU_ONLY, Benchmark, Claim, Figures, Row, Section, in_child
+from launch.bench.harness import CPU_ONLY, Claim, Figures, Found, Row, Section, in_child, lines
 from launch.bench.launched import trained
-from launch.bench.rates import Runs
 from launch.peak_memory import PeakMemory
+from pipeline.compute.decode.engine import Engine
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.compute.opening import open_policy
+from pipeline.compute.program_cache import use_program_cache
+from pipeline.data.load import load_data
+from pipeline.data.text.prompts import PromptMaker
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.evaluate.evaluation import judge, requests
+from pipeline.plan.search.fitting import first_sizes, with_chosen_placement
+from pipeline.plan.sizes import sized
 from pipeline.run.cache_folder import CACHE_VARIABLE
+from pipeline.types import Prompt
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 OURS, TUNIX = "ours", "Tunix"
 THIRD = 3.0
@@ -57,6 +72,7 @@ def ours(*, config: str, seed: int, lr: float, seconds: float, every: int) -> Fi
 
 def tunix(*, config: str, seed: int, lr: float, seconds: float, every: int) -> Figures:
     """A run of Tunix; see `_figures`."""
+    # Imported late: our side does without Tunix.
     from launch.bench import tunix_grpo
 
     with tempfile.TemporaryDirectory(prefix="race") as folder:
@@ -76,19 +92,39 @@ def evaluated(config: str, folder: Path) -> tuple[dict[int, float], tuple[float,
         On the validation split, by step; on the test split, of the first version and of the best
         by validation.
     """
-    opened = Runs(load_config(config))
-    validation, test = opened.data.validation, opened.data.test
-    assert validation is not None
-    assert test is not None
+    use_program_cache()
+    task = with_chosen_placement(load_config(config), None)
+    task = sized(task, first_sizes(task, None))
+    model = Path(task.model.path)
+    tokenizer = read_tokenizer(model)
+    data, maker = load_data(task, tokenizer), PromptMaker(task.prompt, tokenizer)
+    policy, base = open_policy(
+        model,
+        dtype=task.model.dtype,
+        lora=task.lora,
+        mesh=make_mesh(jax.devices()[:1]),
+        quantization=task.model.quantization,
+    )
+    vocabulary = Vocabulary.of(tokenizer, task.rollout)
+    engine = Engine(policy, base, task, vocabulary, text_of=tokenizer.decode)
+    assert data.validation is not None
+    assert data.test is not None
 
-    def accuracy(step: int, prompts: Sequence[Any]) -> float:
-        adapter = opened.policy.place_adapter(load_file(folder / f"{step}.safetensors"))
-        return float(opened.measure(prompts, adapter, samples=1).correct.mean())
+    def accuracy(step: int, prompts: Sequence[Prompt]) -> float:
+        drawn = engine.generate(
+            requests(prompts, phase="validation"),
+            adapter=policy.place_adapter(load_file(folder / f"{step}.safetensors")),
+            version=0,
+            adapter_sha256="",
+            temperature=0.0,
+        )
+        judged = judge(prompts, drawn, config=task.with_metric(EXACT_ANSWER), maker=maker)
+        return float(judged.correct.mean())
 
     steps = sorted(int(path.stem) for path in folder.glob("*.safetensors"))
-    validated = {step: accuracy(step, validation.prompts) for step in steps}
+    validated = {step: accuracy(step, data.validation.prompts) for step in steps}
     best = max(steps, key=lambda step: (validated[step], -step))
-    return validated, (accuracy(steps[0], test.prompts), accuracy(best, test.prompts))
+    return validated, (accuracy(steps[0], data.test.prompts), accuracy(best, data.test.prompts))
 
 
 def _figures(
@@ -126,30 +162,22 @@ def _figures(
     }
 
 
-def draw(found: Mapping[str, Figures]) -> Figure:
+def draw(found: Found) -> Figure:
     """Accuracy on the validation split against seconds, generated tokens and steps.
 
     A line is a run; the best learning rate of each side is drawn.
     """
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    panes = figure.subplots(1, 3, sharey=True)
-    for side, colour in ((OURS, "tab:blue"), (TUNIX, "tab:orange")):
-        for number, run in enumerate(_best_runs(found, side).values()):
-            label = side if number == 0 else None
-            points = np.array(run["points"])
-            for pane, column in zip(panes, range(3), strict=True):
-                pane.plot(
-                    points[:, column], points[:, 3], ".-", color=colour, alpha=0.8, label=label
-                )
-    for pane, name in zip(panes, ("seconds", "generated tokens", "steps"), strict=True):
-        pane.set_xlabel(name)
-        pane.grid(alpha=0.3)
-    panes[0].set_ylabel("accuracy on the validation split")
-    panes[0].legend()
-    return figure
+    points = {
+        f"{side}, {seed}": run["points"]
+        for side in (OURS, TUNIX)
+        for seed, run in _best_runs(found, side).items()
+    }
+    columns = ("seconds", "generated tokens", "steps", "accuracy on the validation split")
+    panes = [(column, 3) for column in range(3)]
+    return lines(points, columns, panes, scale="linear", group=lambda name: name.partition(", ")[0])
 
 
-def _best_runs(found: Mapping[str, Figures], side: str) -> dict[str, Figures]:
+def _best_runs(found: Found, side: str) -> dict[str, Figures]:
     """The runs of a side with the learning rate whose last accuracies are best, by seed."""
     by_rate: dict[str, dict[str, Figures]] = {}
     for name, figures in found.items():
@@ -163,7 +191,7 @@ def _best_runs(found: Mapping[str, Figures], side: str) -> dict[str, Figures]:
     return max(by_rate.values(), key=last, default={})
 
 
-def _claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
+def _claims(found: Found) -> Iterator[Claim]:
     us, them = _best_runs(found, OURS), _best_runs(found, TUNIX)
     for seed in (one for one in us if one in them):
         we, they = us[seed], them[seed]
@@ -191,7 +219,7 @@ def _claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
         )
 
 
-def benchmark(request: argparse.Namespace) -> Benchmark:
+def sections(request: argparse.Namespace) -> list[Section]:
     """A row for each side, learning rate and seed.
 
     Raises:
@@ -223,4 +251,4 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         "the best version by validation; memory of all processes"
     )
     environment = CPU_ONLY if config.plan.platform == "cpu" else {}
-    return Benchmark([Section("race", title, rows, [_claims], environment, draw=draw)])
+    return [Section("race", title, rows, [_claims], environment, draw=draw)]

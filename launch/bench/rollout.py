@@ -6,30 +6,28 @@ Speed and greedy text: same process, weights, prompts and lengths.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from flax import nnx
 
-from launch.bench.harness import Benchmark, Bound, Figures, Row, Section, compilations, medians
-from launch.bench.small_gemma import (
-    GROUP,
-    NEW,
-    PROMPT,
-    SLOTS,
-    VOCABULARY,
-    make_lengths,
-    make_requests,
-    small_config,
-    small_policy,
-)
+from launch.bench.harness import Bound, Figures, Row, Section, compilations, medians
+from launch.bench.shapes import GROUP, SMALL, VOCABULARY, one_device, random_model
 from launch.bench.tunix import Peer, TunixSampler
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.model.policy import Params
-from pipeline.types import Completion, RolloutRequest
+from pipeline.types import Completion, RolloutName, RolloutRequest
 
+SLOTS, SEGMENT = 16, 8
+PROMPT, NEW = 64, 256
+"""Largest lengths of a prompt, which has at least half of it, and of a completion."""
+SPREAD, MEDIAN = 0.8, 0.272
+"""Lognormal length of a completion: standard deviation of the logarithm, and median as a share of
+`NEW`. Truncated at `NEW`, the mean is 0.35 of it."""
 TIE = 1e-5
 """Tokens whose log-probs are closer than this may be ordered either way."""
 _BATCHES = (1, 4, 8, 16)
@@ -38,6 +36,25 @@ _TRIED = 4
 """Rollouts per slot for choosing the peer's batch size, and the minimum for measuring."""
 
 Steps = Sequence[Sequence[RolloutRequest]]
+
+
+def make_requests(lengths: Sequence[int]) -> list[RolloutRequest]:
+    """Requests of these lengths; `GROUP` consecutive ones have the same prompt."""
+    rng, requests = np.random.default_rng(1), list[RolloutRequest]()
+    for number, length in enumerate(lengths):
+        prompt, sample = divmod(number, GROUP)
+        if sample == 0:
+            size = rng.integers(PROMPT // 2, PROMPT + 1)
+            tokens = rng.integers(2, SMALL["vocab_size"], size).astype(np.int32)
+        name = RolloutName("train", 0, prompt, sample)
+        requests.append(RolloutRequest(name, tokens, int(length)))
+    return requests
+
+
+def make_lengths(count: int) -> np.ndarray:
+    """`count` lognormal lengths, truncated at `NEW`; the same at each call."""
+    lengths = np.random.default_rng(2).lognormal(math.log(MEDIAN * NEW), SPREAD, count)
+    return np.clip(lengths.round(), 1, NEW).astype(int)
 
 
 @dataclass(frozen=True)
@@ -57,11 +74,15 @@ class Case:
     @staticmethod
     def make() -> Case:
         """Makes random weights, the same at each call."""
-        config = small_config()
-        policy, base, adapter = small_policy(config)
+        own = {"plan__slot_buckets": "none", "plan__segment_steps": SEGMENT}
+        config = one_device("demo", slots=SLOTS, prompt=PROMPT, new=NEW, **own)
+        # A larger embedding makes every token repeat; with this norm logits have a standard
+        # deviation of about 1.
+        policy, base, adapter = random_model(SMALL, config, embedding=0.03)
+        base["final_norm.scale"] += 2.0
         peer = Peer.create(policy.architecture.config, config.lora)
-        weights = peer.with_values({**base, **adapter})
-        sampler = peer.sampler(weights, VOCABULARY, prompt=PROMPT, new=NEW)
+        model = nnx.merge(peer.graphdef, *peer.with_values({**base, **adapter}))
+        sampler = TunixSampler(model, VOCABULARY, prompt=PROMPT, new=NEW)
         return Case(adapter, Engine(policy, base, config, VOCABULARY), sampler)
 
     def generate(
@@ -95,15 +116,15 @@ class Case:
         return computed
 
     def best_batch(self, steps: Steps) -> int:
-        """Returns the batch size with which the peer is fastest."""
+        """The batch size with which the peer is fastest; all that it may be are compiled."""
         rollouts = SLOTS * _TRIED
         some = [step[:rollouts] for step in steps[: max(1, rollouts // len(steps[0]))]]
         sizes = [size for size in _BATCHES if size <= len(steps[0])]
         for size in sizes:
             self.theirs([steps[0][:size]], batch=size)
-        runs = {str(size): partial(self.theirs, some, batch=size) for size in sizes}
+        runs = {size: partial(self.theirs, some, batch=size) for size in sizes}
         seconds = medians(runs, repeats=2)
-        return min(sizes, key=lambda size: seconds[str(size)])
+        return min(seconds, key=lambda size: seconds[size])
 
 
 def speed(*, share: int, equal: bool, repeats: int) -> Figures:
@@ -124,15 +145,12 @@ def speed(*, share: int, equal: bool, repeats: int) -> Figures:
     batch = case.best_batch(steps)
     case.ours(steps[:1])
     computed: dict[str, int] = {}
-
-    def run_ours() -> None:
-        computed["ours"] = case.ours(steps)
-
-    def run_theirs() -> None:
-        computed["theirs"] = case.theirs(steps, batch=batch)
-
+    runs = {
+        "ours": lambda: computed.update(ours=case.ours(steps)),
+        "theirs": lambda: computed.update(theirs=case.theirs(steps, batch=batch)),
+    }
     with compilations() as compiled:
-        seconds = medians({"ours": run_ours, "theirs": run_theirs}, repeats=repeats)
+        seconds = medians(runs, repeats=repeats)
     return {
         "tokens": tokens,
         "ours_per_s": tokens / seconds["ours"],
@@ -169,7 +187,7 @@ def greedy(*, prompts: int) -> Figures:
     return {"prompts": prompts, "distinct": distinct, **found, "apart": apart}
 
 
-def benchmark(request: argparse.Namespace) -> Benchmark:
+def sections(request: argparse.Namespace) -> list[Section]:
     """Rows for short and long steps, and for greedy text."""
     quick = request.quick
     shapes = [("N/S = 16", 16, False), ("N/S = 4", 4, False), ("all lengths equal", 1, True)]
@@ -200,4 +218,4 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         [Row("256 tokens each", greedy, {"prompts": 4 if quick else 32}, seconds=20)],
         [Bound("other", most=0), Bound("ties", most=2), Bound("apart", most=1e-4)],
     )
-    return Benchmark([lengths, text])
+    return [lengths, text]

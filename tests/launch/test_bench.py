@@ -11,7 +11,7 @@ import pytest
 
 from launch.bench import __main__ as bench
 from launch.bench import hbm, learner
-from launch.bench.harness import Benchmark, Bound, Row, Section
+from launch.bench.harness import Bound, Row, Section
 from launch.bench.torch import APART, QUICK, SIZES, make_config
 
 
@@ -23,16 +23,16 @@ def row(name: str, **figures) -> Row:
 def made_up(monkeypatch: pytest.MonkeyPatch):
     """Replaces the sections of two benchmarks by cheap ones."""
 
-    def replace(*sections: Section, **how) -> None:
+    def replace(*sections: Section) -> None:
         for module in (learner, hbm):
-            monkeypatch.setattr(module, "benchmark", lambda _: Benchmark(sections, **how))
+            monkeypatch.setattr(module, "sections", lambda _: sections)
 
     replace(
         Section(
             "one",
             "About one",
             [
-                Row("a", dict, {"gib": 1.2345678, "fits": True}, seconds=60, programs=1),
+                Row("a", dict, {"gib": 1.2345678, "fits": True}, seconds=120),
                 row("b", fits=False),
             ],
         ),
@@ -49,9 +49,7 @@ def test_figures_are_shown_and_written(made_up, tmp_path, capsys):
     assert "| a | measured on cpu | 1.235 | yes |\n| b | measured on cpu |  | NO |" in out
     assert "| a | measured on cpu | 22,429 | 0.5 |" in out
     assert f"jax {jax.__version__}" in out
-    assert err.startswith(
-        "3 rows, 1 programs by the TPU compiler: about 2 minutes on two idle cores\n[1/3] one/a"
-    )
+    assert err.startswith("3 rows: about 2 minutes on two idle cores\n[1/3] one/a")
     found = json.loads(path.read_text())
     assert found["benchmark"] == "learner"
     how = {"how": "measured on cpu"}
@@ -90,22 +88,12 @@ def test_a_failed_row_is_shown_and_the_others_are_measured(made_up, capsys):
     assert "\nDOES NOT HOLD: a: x 1 (at most 0)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("name", "needs", "sentence"),
-    [
-        ("hbm", (), "the TPU compiler is missing: install the package libtpu"),
-        ("learner", ("torch", "transformers"), "the peer is missing: install torch and tran"),
-    ],
-)
-def test_without_what_it_needs_nothing_is_measured(
-    made_up, capsys, monkeypatch, name, needs, sentence
-):
-    made_up(Section("one", "One", [row("a")]), needs=needs)
+def test_without_the_tpu_compiler_nothing_is_measured(made_up, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert bench.main([name]) == 1
+    assert bench.main(["hbm"]) == 1
     out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(sentence)
+    assert out == ""
+    assert err.startswith("the TPU compiler is missing: install the package libtpu")
 
 
 def test_bounds_are_claimed_for_their_rows():
@@ -132,10 +120,6 @@ def test_bounds_are_claimed_for_their_rows():
         (["learner", "--only", "128x"], "command line: --only 128x: no such row; nearest: "),
         (["learner", "--json", "/nowhere/x"], "command line: --json: no folder /nowhere\n"),
         (["sizing", "--quick", "--device", "compiler"], "command line: --quick measures a small"),
-        (
-            ["rates", "configs/demo.toml"],
-            "command line: the following arguments are required: --lr",
-        ),
     ],
 )
 def test_a_mistake_is_one_line(capsys, argv, expected):
@@ -150,28 +134,24 @@ def env_value(name: str) -> dict[str, str | None]:
 
 
 REQUESTS = [
-    *([name] for name in bench.BENCHMARKS if name != "rates"),
-    *([name, "--quick"] for name, command in bench.BENCHMARKS.items() if command.quick),
-    ["sizing", "--device", "compiler"],
-    ["latency", "--device", "compiler"],
-    ["serve", "--device", "compiler"],
-    ["rates", "configs/demo.toml", "--lr", "1e-3", "2e-3"],
+    *([name] for name in bench.BENCHMARKS),
+    *([name, "--quick"] for name in bench.BENCHMARKS if name != "hbm"),
+    *([name, "--device", "compiler"] for name in ("sizing", "latency", "mesh", "serve")),
 ]
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=" ".join)
 def test_rows_have_own_names_and_arguments_that_a_child_can_read(request_: list[str]):
-    request, benchmark = bench.prepare(request_)
-    rows = [(section.name, row) for section in benchmark.sections for row in section.rows]
+    request, sections = bench.prepare(request_)
+    rows = [(section.name, row) for section in sections for row in section.rows]
     assert rows
     assert len({(section, row.name) for section, row in rows}) == len(rows)
     for _, each in rows:
         json.dumps(each.arguments)
         module = importlib.import_module(each.measure.__module__)
         assert getattr(module, each.measure.__qualname__) is each.measure
-    programs = sum(each.programs for _, each in rows)
-    assert bool(programs) == (request.device == "compiler")
-    assert programs <= 60
+    if request.device == "compiler":
+        assert 0 < sum(each.programs for _, each in rows) <= 60
 
 
 def test_transformers_agrees_with_what_ours_sampled(tmp_path):

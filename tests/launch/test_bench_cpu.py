@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from launch.bench import learner, rollout, small_gemma
-from launch.bench.rollout import Case
-from launch.bench.small_gemma import make_lengths, make_requests
+from launch.bench import learner, rollout, shapes
+from launch.bench.rollout import Case, make_lengths, make_requests
 
 MODEL = {
     "vocab_size": 96,
@@ -28,11 +27,10 @@ def small() -> Iterator[pytest.MonkeyPatch]:
     """A tiny model, and few and short rollouts."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in MODEL.items():
-            patch.setitem(small_gemma.SMALL, name, value)
+            patch.setitem(shapes.SMALL, name, value)
         for name, size in SIZES.items():
-            for module in (small_gemma, rollout):
-                if hasattr(module, name):
-                    patch.setattr(module, name, size)
+            patch.setattr(rollout, name, size)
+        patch.setattr(shapes, "GROUP", SIZES["GROUP"])
         yield patch
 
 
@@ -47,8 +45,8 @@ def case(small: pytest.MonkeyPatch) -> Case:
 def test_lengths_are_truncated_and_have_the_documented_mean():
     lengths = make_lengths(20_000)
     assert lengths.min() >= 1
-    assert lengths.max() == small_gemma.NEW
-    assert lengths.mean() / small_gemma.NEW == pytest.approx(0.35, abs=0.005)
+    assert lengths.max() == rollout.NEW
+    assert lengths.mean() / rollout.NEW == pytest.approx(0.35, abs=0.005)
 
 
 def test_groups_share_a_prompt_and_rollouts_have_distinct_names(small):
@@ -99,16 +97,10 @@ def test_greedy_text_equals_tunix_s_and_different_text_is_counted(case, monkeypa
     assert other["apart"] == pytest.approx(0.5, abs=1e-4)
 
 
-@pytest.fixture(scope="module")
-def gradients() -> learner.Case:
-    """The learner's case with a small vocabulary and short sequences."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (MODEL | {"sliding_window": 8}).items():
-            patch.setitem(learner.BODY, name, value)
-        patch.setattr(learner, "PROMPT", 6)
-        patch.setattr(learner, "COMPLETION", 10)
-        return learner.wide_case(sequences=3, dtype="float32")
-
-
-def test_our_gradient_equals_that_of_tunix(gradients):
-    assert learner.apart(gradients.ours().run(), gradients.theirs().run()) < 1e-4
+@pytest.mark.parametrize("share", ["true", "false"])
+def test_our_gradient_equals_that_of_tunix(share: str):
+    config = learner.make_config(prompt=6, new=10, in_row=2, learner__share_prefix=share)
+    model = shapes.random_model(shapes.SMALL | MODEL | {"sliding_window": 8}, config)
+    rollouts = learner.random_rollouts([10, 7, 4], prompt=6, prompts=2, vocab=96)
+    both = (side(config, model, rollouts).run() for side in (learner.ours, learner.theirs))
+    assert learner.apart(*both) < 1e-4

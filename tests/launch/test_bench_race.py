@@ -18,7 +18,7 @@ def run(*points: tuple[float, float, int, float], test: float) -> Figures:
 
 
 def held(found: Mapping[str, Figures]) -> list[bool]:
-    (section,) = bench.prepare(["race", "--seeds", "0"])[1].sections
+    (section,) = bench.prepare(["race", "--seeds", "0"])[1]
     return [claim.holds for claims in section.claims for claim in claims(found)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launch.bench import __main__ as bench
-from launch.bench import hbm, v5e
+from launch.bench import costs, hbm
 from launch.bench.harness import Row
 from pipeline.plan.topology import GIB
 
@@ -24,13 +24,13 @@ def asked(monkeypatch, tmp_path) -> list[tuple[Any, str]]:
         return dict.fromkeys(programs, found)
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(v5e, "compile_programs", ask)
+    monkeypatch.setattr(costs, "compile_programs", ask)
     return received
 
 
 ROWS = [
     pytest.param(row, id=row.name)
-    for section in bench.prepare(["hbm"])[1].sections
+    for section in bench.prepare(["hbm"])[1]
     for row in section.rows
     if row.measure is hbm.ours
 ]

@@ -17,8 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from configs.load import load_config
-from launch.bench.rates import SAMPLES, Runs
 from launch.demo import task
 from launch.demo.task import ErrorRates, Problem, make_problem, solution
 from launch.demo.tiny import TAGS, write_tokenizer
@@ -115,18 +113,17 @@ def test_the_tokenizer_has_gemmas_ids_whole_words_and_single_digits(tmp_path: Pa
 
 
 @pytest.mark.slow  # the folder is in the repository: it does not change by itself
-def test_the_base_has_correct_and_wrong_answers():
+@pytest.mark.ray
+def test_the_base_has_correct_and_wrong_answers(tmp_path: Path):
     """Most groups have correct and wrong answers; most answers are well formed."""
-    config = load_config(
-        PROJECT / "configs" / "demo.toml",
-        [("plan.sampler_devices", "1"), ("model.path", str(BASE))],
-    )
-    runs = Runs(config)
-    prompts, base = runs.data.test.prompts[:200], runs.policy.no_adapter()
-    sampled = runs.measure(prompts, base, samples=SAMPLES)
-    assert 0.25 <= sampled.correct.mean() <= 0.45
-    assert sampled.correct.any(axis=1).mean() >= 0.85
-    assert runs.measure(prompts, base, samples=1).well_formed.mean() >= 0.9
+    result = tmp_path / "result.json"
+    options = ["--eval.samples=8", "--eval.temperature=1.0", "--data.test.limit=200"]
+    command = [sys.executable, "-m", "launch.evaluate", "configs/demo.toml", *options]
+    subprocess.run([*command, f"--json={result}"], cwd=PROJECT, env=os.environ, check=True)
+    base = json.loads(result.read_text())["sets"]["test"]["base"]
+    assert 0.25 <= base["accuracy"] <= 0.45
+    assert base["pass@8"] >= 0.85
+    assert base["well_formed"] >= 0.9
 
 
 @pytest.mark.slow
