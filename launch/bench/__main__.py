@@ -12,13 +12,14 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from launch.bench.harness import DEVICES, Found, Row, Section, in_child, machine
-from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, Failure, exit_status
+from launch.exits import EXIT_FAILED, Failure, exit_status
 from launch.flags import Parser, add_json, json_file
 from pipeline.run.record_files import read_json, write_json
 
@@ -27,8 +28,7 @@ COMPILE_S = 60.0
 _CORES, _GPU = "two idle cores", "one H100 (reckoned)"
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """A benchmark on the command line; `launch.bench.NAME.sections` reads its request.
 
     Attributes:
@@ -41,7 +41,7 @@ class Command:
     what: str
     devices: Sequence[str] = ("auto", "cpu")
     timed_on: str = _CORES
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
 _STUDY = ("auto", "cpu", "compiler")
@@ -75,11 +75,6 @@ BENCHMARKS: Mapping[str, Command] = {
                 "nargs": "+",
                 "help": "peak learning rates, of which the best of each side counts; default: "
                 "learner.lr",
-            },
-            "--every": {
-                "type": int,
-                "default": 10,
-                "help": "steps between evaluated versions; default: 10",
             },
         },
     ),
@@ -207,13 +202,8 @@ def _run(request: argparse.Namespace, sections: Sequence[Section]) -> int:
             raise Failure(missing) from None
     about = {"benchmark": request.name, "device": request.device, **machine()}
     content = _content(request.json, about)
-    try:
-        _measure(request, sections, content)
-    except KeyboardInterrupt:
-        _report(sections, content, claim=False)
-        print("\ninterrupted: missing rows were not measured")
-        return EXIT_INTERRUPTED
-    return 0 if _report(sections, content, claim=True) else EXIT_FAILED
+    _measure(request, sections, content)
+    return 0 if _report(sections, content) else EXIT_FAILED
 
 
 def _content(file: Path | None, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,7 +282,7 @@ def _found(section: Section, content: Mapping[str, Any]) -> Found:
     return {row.name: figures[row.name] for row in section.rows if row.name in figures}
 
 
-def _report(sections: Sequence[Section], content: Mapping[str, Any], *, claim: bool) -> bool:
+def _report(sections: Sequence[Section], content: Mapping[str, Any]) -> bool:
     """Prints tables and claims; returns whether nothing failed and all claims hold."""
     print("\n".join(f"{key}: {content[key]}" for key in ("date", "machine", "versions")))
     success = True
@@ -302,7 +292,7 @@ def _report(sections: Sequence[Section], content: Mapping[str, Any], *, claim: b
         print(f"\n{section.title}\n\n{section.table(found)}\n")
         for line in section.words(found):
             print(line)
-        for text, holds in (one for claims in section.claims for one in claims(found) if claim):
+        for text, holds in (one for claims in section.claims for one in claims(found)):
             print(f"{'holds' if holds else 'DOES NOT HOLD'}: {text}")
             success &= holds
     return success

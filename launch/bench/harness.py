@@ -42,11 +42,8 @@ DEVICES: Mapping[str, Mapping[str, str]] = {
 """Environment of the rows' processes by `--device`."""
 
 Figures: TypeAlias = Mapping[str, Any]
-"""Figures of a row by name, JSON values, in the order of the table's columns.
-
-Lists are only written by `--json`. `how`, which the child adds, says whether they were measured,
-and on which device, or compiled.
-"""
+"""Figures of a row by name, JSON values, in the order of the table's columns, which lists have no
+part in; `in_child` adds how they were found."""
 Found: TypeAlias = Mapping[str, Figures]
 """Figures by name of the row."""
 Name = TypeVar("Name")
@@ -83,14 +80,7 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class Bound:
-    """Claims a bound for one figure of each row.
-
-    Attributes:
-        key: the figure.
-        least: lower bound.
-        most: upper bound.
-        rows: pattern of the names of the rows that it is claimed for.
-    """
+    """Claims a bound for one figure of the rows whose name matches a pattern."""
 
     key: str
     least: float = float("-inf")
@@ -155,10 +145,7 @@ def in_child(
     *,
     environment: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Calls a function in a new process, isolated from the memory and settings of others.
-
-    Returns:
-        Its figures; `how` is added unless they have it.
+    """Calls a function in a new process; its figures get `how`, unless they have it.
 
     Raises:
         RuntimeError: if the process failed, with the last lines of its standard error.

@@ -10,7 +10,7 @@ import argparse
 import heapq
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -58,12 +58,7 @@ TECHNIQUES: Mapping[str, Mapping[str, Any]] = {
 }
 """Settings that each adds to those before it, and, without `__`, other properties of a step."""
 _OF_SAMPLER = ("rings", "model__quantization", "plan__kv_cache")
-_OF_LEARNER = (
-    "learner__share_prefix",
-    "plan__attention",
-    "plan__remat",
-    "model__quantization",
-)
+_OF_LEARNER = ("learner__share_prefix", "plan__attention", "plan__remat", "model__quantization")
 """What the programs of sampler and learner depend on."""
 Point = tuple[str, float, float, float, float, float]
 """The last technique; seconds of sampling, of the update and of the step; GiB of sampler and
@@ -89,16 +84,7 @@ def steps(
     prompt: int,
     new: int,
 ) -> Figures:
-    """A step with more and more techniques; each program is measured once.
-
-    Args:
-        model: a key of `SHAPES`.
-        device: as in `config_of`.
-        techniques: their names, in the order in which they are added.
-        rollouts: of the step, with lognormal lengths.
-        slots: of the sampler.
-        prompt: tokens of each prompt.
-        new: tokens of a completion, at most.
+    """A step of rollouts with lognormal lengths, with more and more techniques.
 
     Returns:
         Seconds with the first and with all, and a point for each; see `Point`.
@@ -107,38 +93,33 @@ def steps(
     lengths = np.clip(lengths.round(), 1, new)
     row, chosen, points = 2 * (prompt + new), dict[str, Any](), list[Point]()
     known: dict[str, Figures] = {}
-    case: dict[str, Any] = {
-        "model": model,
-        "device": device,
-        "slots": slots,
-        "prompt": prompt,
-        "new": new,
-        "plan__row_tokens": row,
-        "plan__micro_batch_tokens": row,
-    }
+    case: dict[str, Any] = {"model": model, "device": device, "slots": slots}
+    case |= {"prompt": prompt, "new": new}
+    case |= {"plan__row_tokens": row, "plan__micro_batch_tokens": row}
+
+    def costs(measure: Callable[..., Figures], keys: Sequence[str], **how: Any) -> Figures:
+        """Of the programs, each of which is measured once."""
+        key = str([measure.__name__, *(chosen.get(name) for name in keys)])
+        if key not in known:
+            known[key] = in_child(measure, {"case": case, **how}, environment={})
+        return known[key]
+
     for technique in techniques:
         chosen |= TECHNIQUES[technique]
         case |= {key: value for key, value in chosen.items() if "__" in key}
-        key = str([chosen.get(name) for name in _OF_SAMPLER])
-        if key not in known:
-            asked = {"case": case, "rings": "rings" in chosen}
-            known[key] = in_child(sampling, asked, environment={})
-        sampler_costs, key = known[key], str([chosen.get(name) for name in _OF_LEARNER])
-        if key not in known:
-            known[key] = in_child(learning, {"case": case}, environment={})
-        learner_costs = known[key]
+        sampler = costs(sampling, _OF_SAMPLER, rings="rings" in chosen)
+        learner = costs(learning, _OF_LEARNER)
         prompts = rollouts // GROUP if "group_prefill" in chosen else rollouts
-        sampling_s = math.ceil(prompts / prefilled(slots)) * sampler_costs["prefill_s"]
+        sampling_s = math.ceil(prompts / prefilled(slots)) * sampler["prefill_s"]
         decode_steps = _decode_steps(lengths, slots, refill="refill" in chosen)
-        sampling_s += decode_steps * sampler_costs["step_s"]
+        sampling_s += decode_steps * sampler["step_s"]
         packing = Packing.expected(config_of(**case), Lengths(prompt, float(lengths.mean())))
-        update_s = rollouts * packing.positions / row * learner_costs["micro_batch_s"]
+        update_s = rollouts * packing.positions / row * learner["micro_batch_s"]
         both = (sampling_s, update_s)
         step_s = max(both) if "ahead" in chosen else sum(both)
-        memory = sampler_costs["gib"], learner_costs["gib"]
-        points.append((technique, sampling_s, update_s, step_s, *memory))
+        points.append((technique, *both, step_s, sampler["gib"], learner["gib"]))
     return {
-        "how": f"simulated, programs {sampler_costs['how']}",
+        "how": f"simulated, programs {sampler['how']}",
         "none_s": points[0][3],
         "all_s": points[-1][3],
         "points": points,
@@ -146,30 +127,19 @@ def steps(
 
 
 def sampling(*, case: Mapping[str, Any], rings: bool) -> Figures:
-    """Seconds of a prefill and of a decode step, and GiB of the sampler.
-
-    Args:
-        case: arguments of `config_of`.
-        rings: see `samplers`.
-    """
+    """Seconds of a prefill and of a decode step, and GiB of the sampler."""
     configs = [config_of(**case)]
-    for one in samplers(case["model"], configs, device=case["device"], rings=rings):
-        return {"prefill_s": one.prefill_s, "step_s": one.step_s, "gib": one.gib}
-    raise MemoryError("the sampler does not fit")
+    (one,) = samplers(case["model"], configs, device=case["device"], rings=rings)
+    return {"prefill_s": one.prefill_s, "step_s": one.step_s, "gib": one.gib}
 
 
 def learning(*, case: Mapping[str, Any]) -> Figures:
-    """Seconds of the gradient of a micro-batch of one row, and GiB of the learner.
-
-    Args:
-        case: arguments of `config_of`.
-    """
+    """Seconds of the gradient of a micro-batch of one row, and GiB of the learner."""
     config = config_of(**case)
     if case["device"] == COMPILER:
         moments = memory_beside(config, shape_of(config), "gradient 1")["optimizer"]
         found = figures(config, "gradient 1", beside=moments)
-        if not found["fits"]:
-            raise MemoryError(f"the gradient needs {found['gib']:.1f} GiB")
+        assert found["fits"], found
         return {"micro_batch_s": found["ms"] / 1e3, "gib": found["gib"]}
     policy, base, adapter = random_model(SHAPES[case["model"]], config)
     learner = Learner(policy, base, config, VOCABULARY)
@@ -275,9 +245,9 @@ def draw(found: Found) -> Figure:
     left.set_yticks(places, [f"{'+ ' if place else ''}{points[place][0]}" for place in places])
     left.invert_yaxis()
     left.set_xlabel("seconds of a step")
-    left.set_xlim(0, 1.12 * max((point[3] for point in points), default=1.0))
     right.set_xlabel("GiB of the device")
-    right.set_xlim(0, 1.25 * max((max(point[4:]) for point in points), default=1.0))
+    left.margins(x=0.12)
+    right.margins(x=0.25)
     right.legend(loc="upper right")
     return figure
 
@@ -320,14 +290,10 @@ def sections(request: argparse.Namespace) -> list[Section]:
             f"Runs of {STEPS} steps of the demo with its base in another format: greedy accuracy "
             "on the validation split before and after, by seed"
         )
+        given = {"seeds": SEEDS, "steps": STEPS}
         rows = [
-            Row(
-                name,
-                converged,
-                {"quantization": quantization, "seeds": SEEDS, "steps": STEPS},
-                seconds=300,
-            )
-            for name, quantization in (("float32", "none"), ("int8", "int8"))
+            Row(name, converged, {"quantization": kind, **given}, seconds=300)
+            for name, kind in (("float32", "none"), ("int8", "int8"))
         ]
         found.append(
             Section("convergence", title, rows, environment=CPU_ONLY, draw=draw_convergence)
