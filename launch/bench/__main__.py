@@ -15,98 +15,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from launch.bench.harness import DEVICES, Found, Row, Section, in_child, machine
 from launch.exits import EXIT_FAILED, Failure, exit_status
 from launch.flags import Parser, add_json, json_file
 from pipeline.run.record_files import read_json, write_json
 
+BENCHMARKS: Mapping[str, str] = {
+    "balance": "the sizes that a run chooses beside fixed ones",
+    "chaos": "seconds that kill -9 and SIGSTOP of each process cost a run, and its adapter then",
+    "hbm": "memory and estimated time of the learner on a v5e chip, beside Tunix's",
+    "latency": "milliseconds a token against batch, lengths and precision",
+    "learner": "gradients beside Tunix's, and prompts that a group shares",
+    "mesh": "data, tensor and layer parallelism on 1 to 8 devices, and the largest model",
+    "race": "accuracy against seconds beside Tunix's GRPOLearner on the same task",
+    "rollout": "the rollout engine beside Tunix's sampler: speed, and greedy text",
+    "serve": "the engine under a load of requests, simulated: throughput, latencies, dollars",
+    "sizing": "rollouts and parallel passes against the batch: time, memory, knee and lumps",
+    "techniques": "what each technique saves of a step, of a start, and of accuracy",
+    "torch": "decoding and gradients of Gemma 3 beside a plain loop of PyTorch and transformers",
+}
+"""What each measures; `launch.bench.NAME.sections` reads its request."""
+_STUDY = ("auto", "cpu", "compiler")
+_DEVICES: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("balance", "chaos"), ("cpu",)),
+    **dict.fromkeys(("latency", "mesh", "serve", "sizing", "techniques"), _STUDY),
+    **dict.fromkeys(("race", "torch"), ("auto",)),
+    "hbm": ("compiler",),
+}
+"""What `--device` can name, the default first, if it is not auto and cpu."""
 COMPILE_S = 60.0
 """Seconds of the TPU compiler for a program, on two cores (gemma3-1b: 20 to 150, 2026-11-27)."""
-_CORES, _GPU = "two idle cores", "one H100 (reckoned)"
-
-
-class Command(NamedTuple):
-    """A benchmark on the command line; `launch.bench.NAME.sections` reads its request.
-
-    Attributes:
-        what: it measures.
-        devices: that `--device` can name, the default first.
-        timed_on: the machine of its rows' expected seconds without `--quick`.
-        options: arguments of `add_argument` for its own options, by flag.
-    """
-
-    what: str
-    devices: Sequence[str] = ("auto", "cpu")
-    timed_on: str = _CORES
-    options: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
-
-
-_STUDY = ("auto", "cpu", "compiler")
-BENCHMARKS: Mapping[str, Command] = {
-    "balance": Command("the sizes that a run chooses beside fixed ones", ["cpu"]),
-    "chaos": Command(
-        "seconds that kill -9 and SIGSTOP of each process cost a small run, which must end with "
-        "the undisturbed adapter",
-        ["cpu"],
-    ),
-    "hbm": Command(
-        "memory and estimated time of the learner on a v5e chip, beside Tunix's", ["compiler"]
-    ),
-    "latency": Command("milliseconds a token against batch, lengths and precision", _STUDY, _GPU),
-    "learner": Command("gradients beside Tunix's, and prompts that a group shares"),
-    "mesh": Command(
-        "data, tensor and layer parallelism on 1 to 8 devices: tokens a second, the bubble of a "
-        "pipeline, and the largest model",
-        _STUDY,
-        _GPU,
-    ),
-    "race": Command(
-        "accuracy against seconds of this pipeline and of Tunix's GRPOLearner on the same task",
-        ["auto"],
-        options={
-            "--config": {"default": "configs/demo.toml", "help": "default: %(default)s"},
-            "--minutes": {"type": float, "help": "of each run; default: 6, quick: 3"},
-            "--seeds": {"type": int, "nargs": "+", "help": "default: 0 1 2, quick: 0"},
-            "--lr": {
-                "type": float,
-                "nargs": "+",
-                "help": "peak learning rates, of which the best of each side counts; default: "
-                "learner.lr",
-            },
-        },
-    ),
-    "rollout": Command("the rollout engine beside Tunix's sampler: speed, and greedy text"),
-    "serve": Command(
-        "the engine under a load of requests, simulated with measured or compiled step times: "
-        "throughput, latencies, dollars",
-        _STUDY,
-        _GPU,
-        {
-            "--usd": {
-                "type": float,
-                "default": 1.2,
-                "help": "dollars for an hour of the device; default: 1.2",
-            }
-        },
-    ),
-    "sizing": Command(
-        "rollouts and parallel passes against the batch: time, memory, knee and lumps", _STUDY, _GPU
-    ),
-    "techniques": Command(
-        "what each technique saves of a step's seconds and bytes, of a start, and of accuracy",
-        _STUDY,
-        _GPU,
-    ),
-    "torch": Command(
-        "decoding and gradients of Gemma 3 270m and 1b beside a plain loop of PyTorch and "
-        "transformers",
-        ["auto"],
-        _GPU,
-    ),
-}
 DESCRIPTION = """\
 Each row is measured in a process of its own, with peers in the same run. Progress, which begins
 with the expected time, goes to standard error, the tables (Markdown) to standard output. Each row
@@ -148,25 +88,24 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     names = parser.add_subparsers(dest="name", metavar="NAME", title="benchmarks", required=True)
-    for name, benchmark in BENCHMARKS.items():
+    for name, what in BENCHMARKS.items():
+        devices = _DEVICES.get(name, ("auto", "cpu"))
         command = names.add_parser(
             name,
-            help=benchmark.what,
+            help=what,
             prog=f"python -m launch.bench {name}",
-            description=f"Measure {benchmark.what}. {DESCRIPTION}",
+            description=f"Measure {what}. {DESCRIPTION}",
             allow_abbrev=False,
         )
-        for flag, how in benchmark.options.items():
-            command.add_argument(flag, **how)
         command.add_argument(
             "--device",
-            choices=benchmark.devices,
-            default=benchmark.devices[0],
+            choices=devices,
+            default=devices[0],
             help="auto: what JAX finds; cpu: the CPU; compiler: a v5e by the TPU compiler, without "
             "a TPU; default: %(default)s",
         )
         command.set_defaults(quick=False)
-        if benchmark.devices[0] != "compiler":
+        if name != "hbm":
             command.add_argument("--quick", action="store_true", help="a small case, in minutes")
         command.add_argument(
             "--only",
@@ -174,6 +113,14 @@ def _parser() -> Parser:
             help="measure only rows whose SECTION/ROW contains PATTERN; * and ? are wildcards",
         )
         add_json(command)
+    race, serve = names.choices["race"], names.choices["serve"]
+    race.add_argument("--config", default="configs/demo.toml", help="default: %(default)s")
+    race.add_argument("--minutes", type=float, help="of each run; default: 6, quick: 3")
+    race.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 2, quick: 0")
+    rates = "peak learning rates, of which the best of each side counts; default: learner.lr"
+    race.add_argument("--lr", type=float, nargs="+", help=rates)
+    price = "dollars for an hour of the device; default: %(default)s"
+    serve.add_argument("--usd", type=float, default=1.2, help=price)
     return parser
 
 
@@ -224,18 +171,17 @@ def _measure(
     A row that could not be measured has `failed`, with the error.
     """
     left = _left(sections, content)
-    expected_s, machine = sum(row.seconds for _, row in left), BENCHMARKS[request.name].timed_on
-    compiled = ""
+    expected_s, compiled = sum(row.seconds for _, row in left), ""
     if request.device == "compiler":
         programs = sum(row.programs for _, row in left)
         expected_s, compiled = COMPILE_S * programs, f", {programs} programs by the TPU compiler"
-    if request.quick or compiled:
-        machine = _CORES
+    for_gpu = request.name == "torch" or _DEVICES.get(request.name) == _STUDY
+    on_cores = request.quick or compiled or not for_gpu
+    machine = "two idle cores" if on_cores else "one H100 (reckoned)"
     kept = sum(len(section.rows) for section in sections) - len(left)
-    _say(
-        f"{len(left)} rows{compiled}: about {expected_s / 60:.0f} minutes on {machine}"
-        + (f"; {kept} rows are kept from {request.json}" if kept else "")
-    )
+    from_file = f"; {kept} rows are kept from {request.json}" if kept else ""
+    minutes = f"about {expected_s / 60:.0f} minutes on {machine}"
+    _say(f"{len(left)} rows{compiled}: {minutes}{from_file}")
     for number, (section, row) in enumerate(left, 1):
         progress, began = f"[{number}/{len(left)}] {section.name}/{row.name}", time.monotonic()
         _say(f"{progress} ...")

@@ -29,13 +29,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def tokens_a_second(*, slots: int | None, prompts: int, steps: int) -> Figures:
-    """Trained tokens a second of a run's steps but the first.
-
-    Args:
-        slots: None: the run chooses them.
-        prompts: of a step, with 8 rollouts each.
-        steps: of the run.
-    """
+    """Trained tokens a second of a run's steps but the first; slots None: the run chooses them."""
     settings = SETTINGS | {
         "plan.slots": slots or "none",
         "rollout.prompts_per_step": prompts,

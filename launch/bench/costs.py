@@ -10,8 +10,8 @@ import argparse
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import psutil
@@ -36,15 +36,11 @@ _HOST_ROOM = 0.7
 """Share of the host's free memory that a program on CPU devices may take."""
 
 
-@dataclass(frozen=True)
-class Sampler:
+class Sampler(NamedTuple):
     """What a sampler costs with all slots busy.
 
-    Attributes:
-        step_s: seconds of a decode step.
-        prefill_s: of a prefill, and of filling slots.
-        gib: memory of the device.
-        compilations: while compiled programs ran.
+    Seconds of a decode step, and of a prefill with the filling of slots; memory of the device;
+    compilations while compiled programs ran.
     """
 
     step_s: float
@@ -137,11 +133,11 @@ def peak_gib(needed: int) -> float:
 def figures(
     config: Config, program: str, *, beside: int = 0, shape: ModelShape | None = None
 ) -> dict[str, Any]:
-    """The compiler's figures of a program of a run.
+    """The compiler's figures of a program of a run, by its name (`pipeline.plan.program_names`).
 
     Args:
         config: the run.
-        program: its name, see `pipeline.plan.program_names`.
+        program: the name.
         beside: bytes of a chip that are in use while the program runs, without its own.
         shape: of the model, if it is not that of `model.path`.
 
@@ -159,13 +155,7 @@ def figures(
 def traced_figures(
     traced: jax.stages.Traced, *, beside: int = 0, trips: float | None = None
 ) -> dict[str, Any]:
-    """The compiler's figures of another program; see `figures`.
-
-    Args:
-        traced: the program.
-        beside: see `figures`.
-        trips: expected trip count of a loop whose own depends on the program's arguments.
-    """
+    """`figures` of another program; `trips` are of a loop whose count depends on its arguments."""
     began, ms = time.monotonic(), None
     try:
         program = compile_for(traced)
@@ -192,16 +182,9 @@ def study_row(
     sizes: int,
     programs: int | None = None,
 ) -> Row:
-    """A row of a study.
+    """A row of a study, of so many measured sizes; `measure` also gets the model and the device.
 
-    Args:
-        request: of the study.
-        model: of the row.
-        name: of the row, without the model's.
-        measure: also gets the model and the device.
-        arguments: its other arguments.
-        sizes: that are measured.
-        programs: that are compiled where the device is the compiler; None: one for each size.
+    `programs` are compiled where the device is the compiler; None: one for each size.
     """
     return Row(
         f"{model}{name}",

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,14 +42,10 @@ VOCABULARY = Vocabulary(pad=0, stops=(1,), forbidden=())
 """Tunix's loss forbids no token."""
 
 
-@dataclass(frozen=True)
-class Gradient:
-    """A compiled gradient of a step.
+class Gradient(NamedTuple):
+    """A compiled gradient of a step, which returns that of each LoRA matrix, by path.
 
-    Attributes:
-        run: returns the gradient of each LoRA matrix, by path, when it is computed.
-        temporary_bytes: of the program.
-        positions: that it computes, padding included.
+    The positions are those that it computes, padding included.
     """
 
     run: Callable[[], Mapping[str, jax.Array]]
@@ -127,13 +122,9 @@ def _temporary_bytes(program: jax.stages.Compiled) -> int:
 def random_rollouts(
     lengths: Sequence[int], *, prompt: int, prompts: int, vocab: int
 ) -> list[Rollout]:
-    """Rollouts with random tokens and advantages, the same at each call.
+    """Rollouts of these lengths with random tokens and advantages, the same at each call.
 
-    Args:
-        lengths: tokens of each completion.
-        prompt: tokens of each prompt.
-        prompts: different prompts, which take turns.
-        vocab: size of the vocabulary.
+    They take turns with the different prompts, all of `prompt` tokens.
     """
     rng = np.random.default_rng(0)
 
@@ -174,15 +165,10 @@ def make_config(*, prompt: int, new: int, in_row: int, **changes: Any) -> Config
 
 
 def wide_gradient(*, dtype: str, repeats: int) -> Figures:
-    """Temporaries, time and difference of the gradients of ours and of Tunix, in turns.
+    """Temporaries, time and difference of the gradients of ours and of Tunix, for one sequence.
 
-    Args:
-        dtype: of the model, which is `BODY` with a sequence.
-        repeats: of each.
-
-    Returns:
-        In bfloat16 also the difference of each from Tunix's gradient in float32 at the same values,
-        which is the rounding of the dtype.
+    In bfloat16 also the difference of each from Tunix's gradient in float32 at the same values,
+    which is the rounding of the dtype.
     """
     exact, config = (
         make_config(prompt=PROMPT, new=COMPLETION, in_row=1, model__dtype=one)

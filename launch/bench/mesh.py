@@ -7,24 +7,23 @@ are no longer than the sliding window.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from matplotlib.figure import Figure
 
 from configs.machine import this_machine
 from configs.plan import HEAD_TOKENS, HEAD_VOCAB, TPU_LEASES
 from configs.schema import Config
 from launch.bench.costs import chosen_models, fits_host, study_row, traced_figures
-from launch.bench.harness import Figures, Found, Row, Section
+from launch.bench.harness import Figures, Found, Row, Section, lines
 from launch.bench.layer_split import LayerSplit
 from launch.bench.shapes import COMPILER, SHAPES, VOCABULARY, config_of, policy_of
 from pipeline.compute.aot.compile import v5e_devices
@@ -42,6 +41,9 @@ from pipeline.data.models.hf_config import read_model_shape, text_config
 from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.cost_model.roofline import HOST_BYTES_PER_S
 from pipeline.plan.topology import GIB
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DECODE, GRADIENT = "decode", "gradient"
 REPLICATED, FSDP, TENSOR = "replicated", "fsdp", "tensor parallel"
@@ -258,35 +260,14 @@ def device_bytes(shape: ModelShape, name: str, devices: int) -> float:
 
 
 def draw(found: Found) -> Figure:
-    """Rates against devices, by model, and each layout's share of the replicated one's at last."""
-    rates = {tuple(name.split(", ")): row for name, row in found.items()}
-    last = max((count for *_, count in rates), default="")
-    models = list(dict.fromkeys(model for model, *_ in rates))
-    figure = Figure(figsize=(4.2 * (len(models) + 1), 7), layout="constrained")
-    panes = figure.subplots(2, len(models) + 1)
-    for row, work in zip(panes, (DECODE, GRADIENT), strict=True):
-        for (number, model), (place, name) in product(enumerate(models), enumerate(LAYOUTS)):
-            # One device is the same for all layouts but the streamed one.
-            points = {
-                int(count): figures[work]
-                for (of, how, count), figures in rates.items()
-                if of == model and work in figures
-                if how == (REPLICATED if count == "1" and name != STREAMED else name)
-            }
-            style = {"color": f"C{place}", "label": name}
-            row[number].plot(list(points), list(points.values()), "o-", **style)
-            whole = rates.get((model, REPLICATED, last), {}).get(work)
-            if whole and int(last) in points:
-                share = points[int(last)] / whole
-                row[-1].bar(number + 0.16 * (place - 2), share, 0.15, **style)
-            row[number].set(title=model, xlabel="devices", ylabel=f"{work}, tokens a second")
-            row[number].set(yscale="log")
-            row[number].set_xscale("log", base=2)
-            row[number].grid(alpha=0.3)
-        row[-1].set(title=f"{last} devices", ylabel=f"{work}, over the replicated rate")
-        row[-1].set_xticks(range(len(models)), models)
-    panes[0][0].legend(fontsize="small")
-    return figure
+    """Rates against devices; a line is a model, a colour a layout."""
+    points: dict[str, list[list[float]]] = {}
+    for name, row in found.items():
+        line, _, count = name.rpartition(", ")
+        rates = [row.get(work, math.nan) for work in (DECODE, GRADIENT)]
+        points.setdefault(line, []).append([int(count), *rates])
+    columns = ("devices", "decoded tokens a second", "positions of the gradient a second")
+    return lines(points, columns, [(0, 1), (0, 2)], group=lambda line: line.split(", ")[1])
 
 
 def sections(request: argparse.Namespace) -> list[Section]:
@@ -296,9 +277,6 @@ def sections(request: argparse.Namespace) -> list[Section]:
     stages, micro_batches = (8, (1, 8, 32, 64)) if compiled else (4, (1, 4, 16))
     virtual = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={LARGEST}"
     environment = {} if compiled else {"XLA_FLAGS": virtual}
-    batch = "{slots} slots and {rows} rows a device, {prompt} + {new} tokens".format(
-        **given["sizes"]
-    )
     layouts = [
         study_row(
             request,
@@ -319,26 +297,16 @@ def sections(request: argparse.Namespace) -> list[Section]:
         if model == DETAILED or not compiled
     ]
     fits = [Row(f"{tier} GiB", largest, {"tier_gib": tier}, seconds=5) for tier in TIERS_GIB]
+    title = (
+        "Tokens a second by model, layout and devices; {slots} slots and {rows} rows a device, "
+        "{prompt} + {new} tokens; measured gradients learn all positions, compiled ones their share"
+    ).format(**given["sizes"])
+    share = "Share of a pipeline's time that is bubble, by micro-batches, and expected share"
+    fitting = "Billions of parameters that fit, by memory of a device, layout and devices"
     return [
-        Section(
-            "layouts",
-            f"Tokens a second by model, layout and devices; {batch}; measured gradients learn "
-            "all positions, compiled ones the expected share",
-            layouts,
-            environment=environment,
-            draw=draw,
-        ),
-        Section(
-            "bubble",
-            "Share of a pipeline's time that is bubble, by micro-batches, and expected share",
-            bubbles,
-            environment=environment,
-        ),
-        Section(
-            "largest",
-            "Billions of parameters that fit, by memory of a device, layout and devices",
-            fits,
-        ),
+        Section("layouts", title, layouts, environment=environment, draw=draw),
+        Section("bubble", share, bubbles, environment=environment),
+        Section("largest", fitting, fits),
     ]
 
 

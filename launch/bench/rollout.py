@@ -59,13 +59,7 @@ def make_lengths(count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Case:
-    """Both samplers, with the same weights.
-
-    Attributes:
-        adapter: a non-zero LoRA.
-        engine: our rollout engine.
-        peer: Tunix's sampler.
-    """
+    """Both samplers, with the same weights."""
 
     adapter: Params
     engine: Engine
@@ -128,15 +122,9 @@ class Case:
 
 
 def speed(*, share: int, equal: bool, repeats: int) -> Figures:
-    """Useful tokens a second of both, alternating; the peer with its best batch size.
+    """Useful tokens a second of both, in turns, with `share` rollouts of a step per slot.
 
-    Args:
-        share: rollouts of a step per slot.
-        equal: all rollouts have the largest length; otherwise lengths are lognormal.
-        repeats: rounds; the median counts.
-
-    Returns:
-        Also the shares of the computed decode steps that gave a useful token.
+    Also the shares of the computed decode steps that gave a useful token.
     """
     case, count = Case.make(), SLOTS * max(share, _TRIED)
     requests = make_requests([NEW] * count if equal else make_lengths(count).tolist())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -37,15 +37,7 @@ slots."""
 
 @dataclass(frozen=True)
 class Engine:
-    """Costs of the engine.
-
-    Attributes:
-        slots: that decode at once.
-        segment: decode steps between two admissions.
-        step_s: seconds of a step.
-        prefill_s: of a prefill.
-        prefilled: prompts of a prefill.
-    """
+    """Slots, steps between two admissions, seconds of a step and of a prefill, prompts of it."""
 
     slots: int
     segment: int
@@ -55,12 +47,7 @@ class Engine:
 
 
 def simulate(engine: Engine, arrivals: Sequence[float], tokens: Sequence[int]) -> dict[str, float]:
-    """Serves requests.
-
-    Args:
-        engine: its costs.
-        arrivals: seconds, ascending.
-        tokens: of each completion.
+    """Serves requests that arrive at these seconds, each for so many tokens.
 
     Returns:
         Tokens a second until the last arrival; `backlog`, the requests that wait then; medians and
@@ -154,16 +141,6 @@ def served(
     }
 
 
-def words(found: Found) -> Iterator[str]:
-    """Where each engine saturates."""
-    for name, row in found.items():
-        if "points" in row:
-            yield (
-                f"{name}: keeps up with {row['knee_requests_per_s']} of {RATES} requests a second; "
-                f"at most {row['most_tokens_per_s']:,.0f} tokens a second"
-            )
-
-
 def draw(found: Found) -> Figure:
     """Throughput and latencies against the offered load."""
     shown = ("rate", "tokens_per_s", "ttft_p99_s", "token_p99_ms", "queue")
@@ -198,4 +175,4 @@ def sections(request: argparse.Namespace) -> list[Section]:
         for precision in PRECISIONS
         for lengths in ("fixed", "mixed")
     ]
-    return [Section("serve", title.format(**given), rows, words=words, draw=draw)]
+    return [Section("serve", title.format(**given), rows, draw=draw)]

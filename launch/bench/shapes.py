@@ -22,22 +22,14 @@ from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.data.models.find_shape import PUBLISHED
 
-SMALL: dict[str, Any] = {
-    "model_type": "gemma3_text",
+SMALL: dict[str, Any] = PUBLISHED["gemma-3-270m"] | {
     "vocab_size": 512,
     "num_hidden_layers": 7,
     "hidden_size": 128,
     "intermediate_size": 512,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
     "head_dim": 32,
     "query_pre_attn_scalar": 32,
     "sliding_window": 64,
-    "sliding_window_pattern": 6,
-    "rope_theta": 1_000_000.0,
-    "rope_local_base_freq": 10_000.0,
-    "rms_norm_eps": 1e-6,
-    "hidden_activation": "gelu_pytorch_tanh",
 }
 SMALLEST = "small"
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -101,13 +93,8 @@ def config_of(
 ) -> Config:
     """`one_device` for a model with a LoRA of rank 32.
 
-    Args:
-        model: a key of `SHAPES`; for `COMPILER` the name of any preset for a v5e-8.
-        device: `COMPILER`, for which all layers are rematerialized, or this machine's.
-        slots: see `one_device`.
-        prompt: see `one_device`.
-        new: see `one_device`.
-        changes: see `one_device`.
+    The model is a key of `SHAPES`, for `COMPILER` any with a preset for a v5e-8, whose layers are
+    all rematerialized.
     """
     preset, settings = "demo", dict[str, Any](lora__rank=32, lora__alpha=64.0)
     if device == COMPILER:
@@ -127,14 +114,7 @@ def policy_of(
     devices: Sequence[jax.Device],
     kind: Callable[..., Policy] = Policy,
 ) -> Policy:
-    """A model on these devices, without values.
-
-    Args:
-        settings: its `config.json`.
-        config: dtype, quantization, LoRA and sharding.
-        devices: of its mesh.
-        kind: of policy.
-    """
+    """A model, by its `config.json`, on these devices, without values."""
     return kind(
         architecture(settings, dtype=jnp.dtype(config.model.dtype)),
         lora=config.lora,
@@ -146,10 +126,8 @@ def policy_of(
 def random_model(settings: Mapping[str, Any], config: Config, *, embedding: float = 0.1) -> Model:
     """A model on the first device with normal weights and a normal LoRA, the same at each call.
 
-    Args:
-        settings: its `config.json`.
-        config: see `policy_of`.
-        embedding: standard deviation of the tied embedding; of the others 0.1, of 8-bit numbers 30.
+    `embedding` is the standard deviation of the tied embedding; of the others it is 0.1, of 8-bit
+    numbers 30.
     """
     policy = policy_of(settings, config, jax.devices()[:1])
     rng = np.random.default_rng(0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,29 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from configs.schema import Config
-from launch.bench.costs import (
-    chosen_models,
-    figures,
-    fits_host,
-    peak_gib,
-    samplers,
-    study_row,
-    traced_figures,
-    until_full,
-)
+from launch.bench import costs, shapes
 from launch.bench.harness import Figures, Found, Row, Section, lines
-from launch.bench.shapes import (
-    COMPILER,
-    GROUP,
-    PREFILLED,
-    SHAPES,
-    VOCABULARY,
-    Model,
-    config_of,
-    policy_of,
-    prefilled,
-    random_model,
-)
+from launch.bench.shapes import COMPILER, SHAPES, VOCABULARY, config_of
 from pipeline.compute.aot.compile import v5e_devices
 from pipeline.compute.device_memory import array_bytes, program_bytes
 from pipeline.compute.learner.batches import Inputs, place_inputs
@@ -90,10 +71,10 @@ def rollouts(
     """
     given = {"device": device, "prompt": prompt, "new": new, **KINDS[kind]}
     configs = [config_of(model, slots=batch, **given) for batch in batches]
-    costs = samplers(model, configs, device=device, adapter=kind != "without adapter")
+    found = costs.samplers(model, configs, device=device, adapter=kind != "without adapter")
     points = list[Point]()
-    for batch, one in zip(batches, costs, strict=False):
-        prefills = math.ceil(math.ceil(batch / GROUP) / PREFILLED)
+    for batch, one in zip(batches, found, strict=False):
+        prefills = math.ceil(math.ceil(batch / shapes.GROUP) / shapes.PREFILLED)
         elapsed_s = prefills * one.prefill_s + new * one.step_s
         points.append((batch, elapsed_s, 1e3 * elapsed_s / (batch * new), one.gib))
     return _figures(points)
@@ -106,10 +87,10 @@ def passes(
     points, tokens = list[Point](), prompt + new
     given: dict[str, Any] = {"device": device, "slots": 8, "prompt": prompt, "new": new}
     given |= {"learner__kl": "topk", "learner__kl_top_k": TOP_K, "learner__kl_coef": 0.1}
-    with until_full():
+    with costs.until_full():
         weights = None
         if device != COMPILER:
-            weights = random_model(SHAPES[model], config_of(model, **given))
+            weights = shapes.random_model(SHAPES[model], config_of(model, **given))
         for batch in batches:
             config = config_of(model, **given, plan__micro_batch_tokens=batch * tokens)
             if weights is None:
@@ -120,7 +101,7 @@ def passes(
     return _figures(points)
 
 
-def _measured_pass(model: Model, config: Config, *, chunked: bool) -> tuple[float, float]:
+def _measured_pass(model: shapes.Model, config: Config, *, chunked: bool) -> tuple[float, float]:
     """Seconds and GiB."""
     policy, base, adapter = model
     programs = LearnerPrograms(policy, config, VOCABULARY)
@@ -129,10 +110,10 @@ def _measured_pass(model: Model, config: Config, *, chunked: bool) -> tuple[floa
     function = programs.reference_top_k if chunked else _materialised(policy, programs)
     program = policy.jit(function).trace(base, adapter, inputs).lower().compile()
     needed = program_bytes(program)
-    if not fits_host(needed):
+    if not costs.fits_host(needed):
         raise MemoryError
     seconds = fastest_s(lambda: jax.block_until_ready(program(base, adapter, inputs)))
-    return seconds, peak_gib(array_bytes((base, adapter)) + needed)
+    return seconds, costs.peak_gib(array_bytes((base, adapter)) + needed)
 
 
 def _compiled_pass(
@@ -141,13 +122,13 @@ def _compiled_pass(
     """Seconds and GiB."""
     rows = config.micro_batch_rows
     if chunked:
-        found = figures(config, f"reference_top_k {rows}")
+        found = costs.figures(config, f"reference_top_k {rows}")
     else:
-        policy = policy_of(settings, config, v5e_devices(1))
+        policy = shapes.policy_of(settings, config, v5e_devices(1))
         programs = LearnerPrograms(policy, config, VOCABULARY)
         inputs = programs.abstract_inputs(rows, share_prefix=programs.shape.share_prefix)
         program = policy.jit(_materialised(policy, programs))
-        found = traced_figures(program.trace(*policy.abstract_params(), inputs))
+        found = costs.traced_figures(program.trace(*policy.abstract_params(), inputs))
     if not found["fits"]:
         raise MemoryError
     return found["ms"] / 1e3, found["gib"]
@@ -214,8 +195,8 @@ def sections(request: argparse.Namespace) -> list[Section]:
     """
     quick, compiled = request.quick, request.device == COMPILER
     lengths = QUICK_LENGTHS if quick else LENGTHS
-    decoded, passed = list[Row](), list[Row]()
-    for model in chosen_models(request):
+    decoded, passed, row = list[Row](), list[Row](), partial(costs.study_row, request)
+    for model in costs.chosen_models(request):
         full = model == FULLY_COMPILED
         for kind in KINDS:
             # The compiler has no program of a run without an adapter.
@@ -225,39 +206,24 @@ def sections(request: argparse.Namespace) -> list[Section]:
             if compiled:
                 batches = COMPILED if full and kind == ADAPTER else OTHERS_COMPILED
             given = {**lengths, "kind": kind, "batches": batches}
-            programs = len(batches) + len({prefilled(batch) for batch in batches})
-            decoded.append(
-                study_row(
-                    request,
-                    model,
-                    f", {kind}",
-                    rollouts,
-                    given,
-                    sizes=len(batches),
-                    programs=programs,
-                )
-            )
+            sizes = len(batches)
+            programs = sizes + len({shapes.prefilled(batch) for batch in batches})
+            decoded.append(row(model, f", {kind}", rollouts, given, sizes=sizes, programs=programs))
         for chunked, name in ((False, ", all logits in memory"), (True, ", chunked")):
             batches = QUICK_PASSES if quick else PASSES
             if compiled:
                 batches = (1, 4, 16)[: 1 + chunked + full]
             given = {**lengths, "chunked": chunked, "batches": batches}
-            passed.append(study_row(request, model, name, passes, given, sizes=len(batches)))
+            passed.append(row(model, name, passes, given, sizes=len(batches)))
+    decoding = (
+        "Milliseconds a generated token by batch, prefill included; prompts of {prompt:,} tokens, "
+        "completions of {new:,}"
+    )
+    passing = (
+        f"Milliseconds a position of a pass with the top {TOP_K} log-probs of what is learned, by "
+        "batch; what is missing does not fit"
+    )
     return [
-        Section(
-            "rollouts",
-            "Milliseconds a generated token by batch, prefill included; prompts of {prompt:,} "
-            "tokens, completions of {new:,}".format(**lengths),
-            decoded,
-            words=words,
-            draw=draw,
-        ),
-        Section(
-            "passes",
-            f"Milliseconds a position of a pass with the top {TOP_K} log-probs of what is learned, "
-            "by batch; what is missing does not fit",
-            passed,
-            words=words,
-            draw=draw,
-        ),
+        Section("rollouts", decoding.format(**lengths), decoded, words=words, draw=draw),
+        Section("passes", passing, passed, words=words, draw=draw),
     ]

@@ -17,19 +17,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from launch.bench.costs import figures, peak_gib, samplers, study_row
+from launch.bench import costs, shapes
 from launch.bench.harness import CPU_ONLY, Figures, Found, Row, Section, in_child, lines
 from launch.bench.launched import trained
-from launch.bench.shapes import (
-    COMPILER,
-    GROUP,
-    SHAPES,
-    SMALLEST,
-    VOCABULARY,
-    config_of,
-    prefilled,
-    random_model,
-)
+from launch.bench.shapes import COMPILER, config_of
 from pipeline.compute.device_memory import array_bytes
 from pipeline.compute.learner.learner import Learner
 from pipeline.data.batching import Packing
@@ -97,7 +88,7 @@ def steps(
     case |= {"prompt": prompt, "new": new}
     case |= {"plan__row_tokens": row, "plan__micro_batch_tokens": row}
 
-    def costs(measure: Callable[..., Figures], keys: Sequence[str], **how: Any) -> Figures:
+    def measured(measure: Callable[..., Figures], keys: Sequence[str], **how: Any) -> Figures:
         """Of the programs, each of which is measured once."""
         key = str([measure.__name__, *(chosen.get(name) for name in keys)])
         if key not in known:
@@ -107,10 +98,10 @@ def steps(
     for technique in techniques:
         chosen |= TECHNIQUES[technique]
         case |= {key: value for key, value in chosen.items() if "__" in key}
-        sampler = costs(sampling, _OF_SAMPLER, rings="rings" in chosen)
-        learner = costs(learning, _OF_LEARNER)
-        prompts = rollouts // GROUP if "group_prefill" in chosen else rollouts
-        sampling_s = math.ceil(prompts / prefilled(slots)) * sampler["prefill_s"]
+        sampler = measured(sampling, _OF_SAMPLER, rings="rings" in chosen)
+        learner = measured(learning, _OF_LEARNER)
+        prompts = rollouts // shapes.GROUP if "group_prefill" in chosen else rollouts
+        sampling_s = math.ceil(prompts / shapes.prefilled(slots)) * sampler["prefill_s"]
         decode_steps = _decode_steps(lengths, slots, refill="refill" in chosen)
         sampling_s += decode_steps * sampler["step_s"]
         packing = Packing.expected(config_of(**case), Lengths(prompt, float(lengths.mean())))
@@ -129,7 +120,7 @@ def steps(
 def sampling(*, case: Mapping[str, Any], rings: bool) -> Figures:
     """Seconds of a prefill and of a decode step, and GiB of the sampler."""
     configs = [config_of(**case)]
-    (one,) = samplers(case["model"], configs, device=case["device"], rings=rings)
+    (one,) = costs.samplers(case["model"], configs, device=case["device"], rings=rings)
     return {"prefill_s": one.prefill_s, "step_s": one.step_s, "gib": one.gib}
 
 
@@ -138,14 +129,14 @@ def learning(*, case: Mapping[str, Any]) -> Figures:
     config = config_of(**case)
     if case["device"] == COMPILER:
         moments = memory_beside(config, shape_of(config), "gradient 1")["optimizer"]
-        found = figures(config, "gradient 1", beside=moments)
+        found = costs.figures(config, "gradient 1", beside=moments)
         assert found["fits"], found
         return {"micro_batch_s": found["ms"] / 1e3, "gib": found["gib"]}
-    policy, base, adapter = random_model(SHAPES[case["model"]], config)
-    learner = Learner(policy, base, config, VOCABULARY)
+    policy, base, adapter = shapes.random_model(shapes.SHAPES[case["model"]], config)
+    learner = Learner(policy, base, config, shapes.VOCABULARY)
     # Adam has two moments.
     needed = array_bytes((base, adapter)) + learner.needs["gradient 1"] + 2 * array_bytes(adapter)
-    return {"micro_batch_s": learner.micro_batch_s(), "gib": peak_gib(needed)}
+    return {"micro_batch_s": learner.micro_batch_s(), "gib": costs.peak_gib(needed)}
 
 
 def _decode_steps(lengths: np.ndarray, slots: int, *, refill: bool) -> float:
@@ -201,7 +192,7 @@ def overlapped() -> Figures:
         for chips in (1, 8)
     )
     seconds = {
-        name: figures(config, f"gradient {config.plan.learner_shards}")["ms"] / 1e3
+        name: costs.figures(config, f"gradient {config.plan.learner_shards}")["ms"] / 1e3
         for name, config in (("whole", whole), ("sharded", sharded))
     }
     shape = shape_of(sharded)
@@ -268,8 +259,8 @@ def sections(request: argparse.Namespace) -> list[Section]:
     quick, compiled = request.quick, request.device == COMPILER
     given = QUICK if quick else SIZES
     names = [name for name in TECHNIQUES if compiled or name not in _ON_TPU]
-    model, arguments = SMALLEST if quick else MODEL, {**given, "techniques": names}
-    row = study_row(request, model, "", steps, arguments, sizes=10, programs=14)
+    model, arguments = shapes.SMALLEST if quick else MODEL, {**given, "techniques": names}
+    row = costs.study_row(request, model, "", steps, arguments, sizes=10, programs=14)
     title = (
         "Seconds of a step without techniques and with all: {rollouts} rollouts of {prompt} tokens "
         "and lognormal completions of at most {new}, {slots} slots, a row of the longest two a "
@@ -290,9 +281,9 @@ def sections(request: argparse.Namespace) -> list[Section]:
             f"Runs of {STEPS} steps of the demo with its base in another format: greedy accuracy "
             "on the validation split before and after, by seed"
         )
-        given = {"seeds": SEEDS, "steps": STEPS}
+        runs = {"seeds": SEEDS, "steps": STEPS}
         rows = [
-            Row(name, converged, {"quantization": kind, **given}, seconds=300)
+            Row(name, converged, {"quantization": kind, **runs}, seconds=300)
             for name, kind in (("float32", "none"), ("int8", "int8"))
         ]
         found.append(

@@ -60,16 +60,9 @@ def make_config(sizes: Mapping[str, int]) -> Config:
 
 
 def compare(*, work: str, model: str, sizes: Mapping[str, int]) -> Figures:
-    """Measures both sides.
+    """Tokens a second, memory and, for gradients on a known GPU, MFU of both.
 
-    Args:
-        work: "decode" or "gradient".
-        model: a name in `PUBLISHED`, or "small".
-        sizes: see `SIZES`.
-
-    Returns:
-        Tokens a second, memory and, for gradients on a known GPU, MFU of both. `apart`: the
-        difference of their mean log-probs of what ours sampled.
+    `apart` is the difference of their mean log-probs of what ours sampled.
     """
     from launch.bench import torch_peer
 

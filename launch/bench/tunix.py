@@ -37,12 +37,9 @@ def with_lora(model: gemma3.Gemma3, lora: Lora, *, seed: int = 0) -> Any:
 
 @dataclass(frozen=True)
 class Peer:
-    """Tunix's LoRA-wrapped Gemma 3 without its arrays.
+    """Tunix's LoRA-wrapped Gemma 3 without its arrays: structure, and shapes of LoRA and base.
 
-    Attributes:
-        graphdef: the model's structure.
-        lora: shapes of its LoRA parameters, in the base's dtype as in Tunix's recipes.
-        base: shapes of all other parameters.
+    The LoRA has the base's dtype, as in Tunix's recipes.
     """
 
     graphdef: Any
@@ -78,15 +75,7 @@ class Peer:
         temperature: float = 1.0,
         beta: float = 0.0,
     ) -> tuple[tuple[jax.Array, dict[str, Any]], Any]:
-        """Value, metrics and LoRA gradient of its GRPO loss, as in its trainer.
-
-        Args:
-            lora: values.
-            base: values.
-            example: a batch.
-            temperature: of the loss.
-            beta: weight of its KL term; 0: no KL term and no reference.
-        """
+        """Value, metrics and LoRA gradient of its GRPO loss; `beta` weighs the KL term."""
         config = GRPOConfig(beta=beta, loss_agg_mode="token-mean")
         config.temperature = temperature  # as its GRPOLearner does
 
@@ -105,11 +94,7 @@ def train_example(
 ) -> TrainExample:
     """A batch of token ids, `rows seq` each: prompts padded in front, completions behind.
 
-    Args:
-        prompts: token ids.
-        completions: token ids.
-        advantages: one for each row.
-        reference: log-probs of the reference policy, for a loss with a KL term.
+    A loss with a KL term needs log-probs of the reference policy, shaped as the completions.
     """
     return TrainExample(
         prompt_ids=prompts,
@@ -128,12 +113,6 @@ class TunixSampler(Sampler):
     Its `__call__` makes a token buffer of the batch's maximum length, so both programs are compiled
     again for each length. Here the buffer always has the largest length, and the number of steps,
     an argument of its loop, is the batch's own.
-
-    Args:
-        model: with or without LoRA.
-        vocabulary: its padding, stop and forbidden tokens.
-        prompt: tokens of a prompt, padding in front included.
-        new: largest number of generated tokens.
     """
 
     def __init__(
@@ -161,14 +140,7 @@ class TunixSampler(Sampler):
     def sample(
         self, prompts: Sequence[np.ndarray], *, new: int, temperature: float, seed: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and log-probs, `rows new`, of one static batch.
-
-        Args:
-            prompts: one per row; a group's prompt is repeated for each of its rollouts.
-            new: tokens of the longest row; all rows are computed to that length.
-            temperature: 0 is greedy, with the log-probs of temperature 1.
-            seed: of its RNG.
-        """
+        """Tokens and log-probs, `rows new`, of one static batch; temperature 0 is greedy."""
         rows = np.full((len(prompts), self._prompt), PAD, np.int32)
         for row, tokens in zip(rows, prompts, strict=True):
             row[-len(tokens) :] = tokens

@@ -59,15 +59,10 @@ WITHOUT_LIMIT = 10**9
 def train(
     *, config: str, seed: int, lr: float, seconds: float, every: int, folder: str
 ) -> dict[str, Any]:
-    """Trains until the time is up, and keeps the LoRA of every few steps.
+    """Trains until the seconds since the call are up.
 
-    Args:
-        config: file with the task.
-        seed: of LoRA, prompts and noise.
-        lr: peak learning rate.
-        seconds: from the call to the last step.
-        every: steps between two versions that are kept, of which the first is the base's.
-        folder: gets `STEP.safetensors` for each version, the LoRA's arrays by path.
+    The folder gets `STEP.safetensors` every few steps, of which the first is the base's: the LoRA's
+    arrays by path.
 
     Returns:
         A value for each step: `elapsed_s`, its end in seconds since the call; `tokens`, generated
