@@ -24,7 +24,7 @@ from pipeline.compute.learner.batches import DeviceBatch, place_inputs
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.data.batching import micro_batches, token_weights
+from pipeline.data.batching import batches_to_learn
 from pipeline.data.packed_batch import TokenBatch
 from pipeline.plan.cost_model.workload import completion_lengths
 from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, Segment
@@ -55,11 +55,8 @@ class Gradient(NamedTuple):
 
 def packed(config: Config, policy: Policy, rollouts: Sequence[Rollout]) -> list[TokenBatch]:
     """The micro-batches of a step."""
-    weights = token_weights(
-        rollouts, config.learner.variant.token_weights, budget=config.rollout.max_new_tokens
-    )
     shape = LearnerPrograms(policy, config, VOCABULARY).shape
-    return micro_batches(rollouts, shape=shape, weights=weights, keep_zero_advantage=True)
+    return batches_to_learn(rollouts, config=config, shape=shape, keep_zero_advantage=True)
 
 
 def ours(config: Config, model: Model, rollouts: Sequence[Rollout]) -> Gradient:
@@ -237,43 +234,46 @@ def apart(one: Mapping[str, jax.Array], other: Mapping[str, jax.Array]) -> float
 
 def sections(request: argparse.Namespace) -> list[Section]:
     """Rows for a large vocabulary, and for shared prompts."""
-    quick = request.quick
-    repeats = 1 if quick else 3
-    wide = Section(
-        "gradient",
-        "The gradient of a LoRA under 262,144 entries: two layers, width 64, a sequence of "
-        "256 + 768 tokens; medians of runs in turns. Differences are those of the LoRA's worst "
-        "leaf, relative to its norm; in bfloat16 both sides round, and ours not more",
-        [
-            Row(dtype, wide_gradient, {"dtype": dtype, "repeats": repeats}, seconds=seconds)
-            for dtype, seconds in (("float32", 40), ("bfloat16", 80))
-            if not quick or dtype == "float32"
-        ],
-        [
-            Bound("memory_ratio", least=10),
-            Bound("tunix_ratio", least=1, rows="float32"),
-            Bound("apart", most=1e-5, rows="float32"),
-            Bound("more_rounded", most=1.1, rows="bfloat16"),
-        ],
-    )
-    shapes = ((40, 3, 6, 8), (160, 48, 128, 8), (320, 48, 128, 16))
-    shared = Section(
-        "shared",
-        "A step's gradient of 4 groups, seven layers of width 128, float32: rollouts share their "
-        "prompt, have one each, or a padded row each (Tunix); medians of runs in turns",
-        [
-            Row(
-                f"prompts of {prompt}, {mean} tokens of at most {cap}, groups of {group}",
-                shared_prompts,
-                {"prompt": prompt, "mean": mean, "cap": cap, "group": group, "repeats": repeats},
-                seconds=prompt * group / 20,
-            )
-            for prompt, mean, cap, group in (shapes[:1] if quick else shapes)
-        ],
-        # A GPU that is mostly idle computes the short rows as fast in Tunix's one pass.
-        [
-            Bound("separate_ratio", least=1.0),
-            Bound("tunix_ratio", least=1.0, rows="prompts of 320*"),
-        ],
-    )
-    return [wide, shared]
+    repeats, dtypes = 3, {"float32": 40, "bfloat16": 80}
+    shapes = [(40, 3, 6, 8), (160, 48, 128, 8), (320, 48, 128, 16)]
+    if request.quick:
+        repeats, dtypes, shapes = 1, {"float32": 40}, shapes[:1]
+    wide = [
+        Row(dtype, wide_gradient, {"dtype": dtype, "repeats": repeats}, seconds)
+        for dtype, seconds in dtypes.items()
+    ]
+    shared = [
+        Row(
+            f"prompts of {prompt}, {mean} tokens of at most {cap}, groups of {group}",
+            shared_prompts,
+            {"prompt": prompt, "mean": mean, "cap": cap, "group": group, "repeats": repeats},
+            seconds=prompt * group / 20,
+        )
+        for prompt, mean, cap, group in shapes
+    ]
+    return [
+        Section(
+            "gradient",
+            "The gradient of a LoRA under 262,144 entries: two layers, width 64, a sequence of "
+            "256 + 768 tokens. Differences are those of the LoRA's worst leaf, relative to its "
+            "norm; in bfloat16 both sides round, and ours not more",
+            wide,
+            [
+                Bound("memory_ratio", least=10),
+                Bound("tunix_ratio", least=1, rows="float32"),
+                Bound("apart", most=1e-5, rows="float32"),
+                Bound("more_rounded", most=1.1, rows="bfloat16"),
+            ],
+        ),
+        Section(
+            "shared",
+            "A step's gradient of 4 groups, seven layers of width 128, float32: rollouts share "
+            "their prompt, have one each, or a padded row each (Tunix)",
+            shared,
+            # A GPU that is mostly idle computes the short rows as fast in Tunix's one pass.
+            [
+                Bound("separate_ratio", least=1.0),
+                Bound("tunix_ratio", least=1.0, rows="prompts of 320*"),
+            ],
+        ),
+    ]

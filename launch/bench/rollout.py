@@ -32,10 +32,8 @@ TIE = 1e-5
 """Tokens whose log-probs are closer than this may be ordered either way."""
 _BATCHES = (1, 4, 8, 16)
 """Tried batch sizes of the peer; on a CPU the best is 4 or 8."""
-_TRIED = 4
-"""Rollouts per slot for choosing the peer's batch size, and the minimum for measuring."""
-
-Steps = Sequence[Sequence[RolloutRequest]]
+_TRIED = 64
+"""Rollouts for choosing it."""
 
 
 def make_requests(lengths: Sequence[int]) -> list[RolloutRequest]:
@@ -87,56 +85,44 @@ class Case:
             requests, adapter=self.adapter, version=0, adapter_sha256="", temperature=temperature
         )
 
-    def ours(self, steps: Steps) -> int:
-        """Samples the rollouts of each step with our engine; returns the decode steps of slots."""
-        computed = 0
-        for step in steps:
-            completions = self.generate(step, temperature=1.0)
-            lengths = [len(completion.tokens) for completion in completions]
-            assert lengths == [request.max_new_tokens for request in step]
-            computed += self.engine.work.slot_steps
-        return computed
+    def ours(self, step: Sequence[RolloutRequest]) -> int:
+        """Samples the rollouts of a step with our engine; returns the decode steps of slots."""
+        lengths = [len(completion.tokens) for completion in self.generate(step, temperature=1.0)]
+        assert lengths == [request.max_new_tokens for request in step]
+        return self.engine.work.slot_steps
 
-    def theirs(self, steps: Steps, *, batch: int) -> int:
+    def theirs(self, step: Sequence[RolloutRequest], *, batch: int) -> int:
         """Samples them with Tunix's sampler, in static batches in their order; see `ours`."""
         computed = 0
-        for step in steps:
-            for first in range(0, len(step), batch):
-                rows = step[first : first + batch]
-                longest = max(request.max_new_tokens or NEW for request in rows)
-                prompts = [request.prompt_tokens for request in rows]
-                sampled, _ = self.peer.sample(prompts, new=longest, temperature=1.0, seed=first)
-                computed += sampled.size
+        for first in range(0, len(step), batch):
+            rows = step[first : first + batch]
+            longest = max(request.max_new_tokens or NEW for request in rows)
+            prompts = [request.prompt_tokens for request in rows]
+            sampled, _ = self.peer.sample(prompts, new=longest, temperature=1.0, seed=first)
+            computed += sampled.size
         return computed
 
-    def best_batch(self, steps: Steps) -> int:
+    def best_batch(self, step: Sequence[RolloutRequest]) -> int:
         """The batch size with which the peer is fastest; all that it may be are compiled."""
-        rollouts = SLOTS * _TRIED
-        some = [step[:rollouts] for step in steps[: max(1, rollouts // len(steps[0]))]]
-        sizes = [size for size in _BATCHES if size <= len(steps[0])]
+        sizes = [size for size in _BATCHES if size <= len(step)]
         for size in sizes:
-            self.theirs([steps[0][:size]], batch=size)
-        runs = {size: partial(self.theirs, some, batch=size) for size in sizes}
+            self.theirs(step[:size], batch=size)
+        runs = {size: partial(self.theirs, step[:_TRIED], batch=size) for size in sizes}
         seconds = medians(runs, repeats=2)
         return min(seconds, key=lambda size: seconds[size])
 
 
 def speed(*, share: int, equal: bool, repeats: int) -> Figures:
-    """Useful tokens a second of both, in turns, with `share` rollouts of a step per slot.
+    """Useful tokens a second of both, in turns, for a step with `share` rollouts per slot.
 
     Also the shares of the computed decode steps that gave a useful token.
     """
-    case, count = Case.make(), SLOTS * max(share, _TRIED)
-    requests = make_requests([NEW] * count if equal else make_lengths(count).tolist())
-    steps = [requests[i : i + share * SLOTS] for i in range(0, count, share * SLOTS)]
-    tokens = sum(request.max_new_tokens or NEW for request in requests)
-    batch = case.best_batch(steps)
-    case.ours(steps[:1])
-    computed: dict[str, int] = {}
-    runs = {
-        "ours": lambda: computed.update(ours=case.ours(steps)),
-        "theirs": lambda: computed.update(theirs=case.theirs(steps, batch=batch)),
-    }
+    case, count = Case.make(), SLOTS * share
+    step = make_requests([NEW] * count if equal else make_lengths(count).tolist())
+    tokens = sum(request.max_new_tokens or NEW for request in step)
+    batch = case.best_batch(step)
+    computed = {"ours": case.ours(step), "theirs": case.theirs(step, batch=batch)}
+    runs = {"ours": partial(case.ours, step), "theirs": partial(case.theirs, step, batch=batch)}
     with compilations() as compiled:
         seconds = medians(runs, repeats=repeats)
     return {
@@ -177,33 +163,38 @@ def greedy(*, prompts: int) -> Figures:
 
 def sections(request: argparse.Namespace) -> list[Section]:
     """Rows for short and long steps, and for greedy text."""
-    quick = request.quick
-    shapes = [("N/S = 16", 16, False), ("N/S = 4", 4, False), ("all lengths equal", 1, True)]
-    lengths = Section(
-        "lengths",
-        "Useful tokens a second, warm, N rollouts a step in S = 16 slots, 8 steps a segment; "
-        "Tunix in static batches of its best size, compiled before. A Gemma 3 of seven layers, "
-        "width 128, window 64 and 512 entries, float32, LoRA of rank 16; 8 rollouts for each "
-        "prompt of 32 to 64 tokens, of at most 256, ended by force: lognormal (0.8), mean 0.35 "
-        "of that; where all are equal, N = S",
-        [
-            Row(name, speed, {"share": share, "equal": equal, "repeats": 1 if quick else 3}, cost)
-            for (name, share, equal), cost in zip(shapes, (180, 60, 90), strict=True)
-            if not quick or share == 4
-        ],
-        [
-            Bound("ratio", least=3, rows="N/S*"),
-            Bound("ratio", least=1.5, rows="all*"),
-            Bound("ours_useful", least=0.9, rows="N/S = 16"),
-            Bound("ours_useful", least=0.75, rows="N/S = 4"),
-            Bound("compiled", most=0),
-        ],
-    )
-    text = Section(
-        "greedy",
-        "Greedy text of both under the same weights, row by row up to the first other token; "
-        "a tie: both have the same log-prob within 1e-5",
-        [Row("256 tokens each", greedy, {"prompts": 4 if quick else 32}, seconds=20)],
-        [Bound("other", most=0), Bound("ties", most=2), Bound("apart", most=1e-4)],
-    )
-    return [lengths, text]
+    shapes = [
+        ("N/S = 4", 4, False, 60),
+        ("N/S = 16", 16, False, 180),
+        ("all lengths equal", 1, True, 90),
+    ]
+    prompts, repeats = 32, 3
+    if request.quick:
+        prompts, repeats, shapes = 4, 1, shapes[:1]
+    rows = [
+        Row(name, speed, {"share": share, "equal": equal, "repeats": repeats}, seconds)
+        for name, share, equal, seconds in shapes
+    ]
+    return [
+        Section(
+            "lengths",
+            "Useful tokens a second, warm, N rollouts a step in S = 16 slots; Tunix in static "
+            "batches of its best size, compiled before. Lengths are lognormal (0.8), mean 0.35 of "
+            "the longest, 256, ended by force; where all are equal, N = S",
+            rows,
+            [
+                Bound("ratio", least=3, rows="N/S*"),
+                Bound("ratio", least=1.5, rows="all*"),
+                Bound("ours_useful", least=0.9, rows="N/S = 16"),
+                Bound("ours_useful", least=0.75, rows="N/S = 4"),
+                Bound("compiled", most=0),
+            ],
+        ),
+        Section(
+            "greedy",
+            "Greedy text of both under the same weights, row by row up to the first other token; "
+            "a tie: both have the same log-prob within 1e-5",
+            [Row("256 tokens each", greedy, {"prompts": prompts}, seconds=20)],
+            [Bound("other", most=0), Bound("ties", most=2), Bound("apart", most=1e-4)],
+        ),
+    ]
