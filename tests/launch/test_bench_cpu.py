@@ -23,23 +23,17 @@ SIZES = {"SLOTS": 4, "GROUP": 2, "PROMPT": 6, "NEW": 12, "SEGMENT": 3}
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[pytest.MonkeyPatch]:
-    """A tiny model, and few and short rollouts."""
+def case() -> Iterator[Case]:
+    """Both samplers with a tiny model and short rollouts; `Case.make` returns the same ones."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in MODEL.items():
             patch.setitem(shapes.SMALL, name, value)
         for name, size in SIZES.items():
             patch.setattr(rollout, name, size)
         patch.setattr(shapes, "GROUP", SIZES["GROUP"])
-        yield patch
-
-
-@pytest.fixture(scope="module")
-def case(small: pytest.MonkeyPatch) -> Case:
-    """Both samplers; `Case.make` returns the same ones."""
-    case = Case.make()
-    small.setattr(Case, "make", lambda: case)
-    return case
+        case = Case.make()
+        patch.setattr(Case, "make", lambda: case)
+        yield case
 
 
 def test_lengths_are_truncated_and_have_the_documented_mean():
@@ -49,30 +43,16 @@ def test_lengths_are_truncated_and_have_the_documented_mean():
     assert lengths.mean() / rollout.NEW == pytest.approx(0.35, abs=0.005)
 
 
-def test_groups_share_a_prompt_and_rollouts_have_distinct_names(small):
-    requests = make_requests([5, 6, 7, 8, 9, 10])
-    assert len({request.name for request in requests}) == 6
-    assert [request.max_new_tokens for request in requests] == [5, 6, 7, 8, 9, 10]
-    prompts = [request.prompt_tokens for request in requests]
-    assert all(3 <= len(prompt) <= 6 for prompt in prompts)
-    assert prompts[0] is prompts[1]
-    assert not np.array_equal(prompts[1], prompts[2])
-
-
 def test_both_samplers_generate_the_requested_tokens_and_count_work(case):
     step = make_requests([1, 2, 3, 12])
     # Batches of two rows with 2 and 12 steps.
     assert case.theirs(step, batch=2) == 2 * (2 + 12)
     # Four slots for three decode steps, then one slot for nine.
     assert case.ours(step) == 4 * 3 + 9
-
-
-def test_a_row_has_both_speeds_and_no_compilations(case):
     found = rollout.speed(share=1, equal=True, repeats=1)
     assert found["tokens"] == 4 * 12
-    assert found["their_batch"] in {1, 2, 4}
+    assert found["their_batch"] in {1, 4}
     assert found["compiled"] == 0
-    assert found["ratio"] == pytest.approx(found["ours_per_s"] / found["theirs_per_s"])
     assert found["ours_useful"] == found["theirs_useful"] == 1.0
 
 
