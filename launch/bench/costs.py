@@ -62,7 +62,7 @@ def samplers(
 
     Args:
         model: a key of `SHAPES`.
-        configs: of `shapes.config_of`; they differ in sizes only.
+        configs: of `shapes.config_of`, for this device; they differ in sizes only.
         device: as there.
         adapter: whether they decode with a LoRA; always when compiled.
         parts: that are compiled; the others take 0 seconds.

@@ -33,8 +33,7 @@ BETA = 0.08
 
 def ours(*, sequences: int) -> Figures:
     """Our gradient, and Adam's two float32 moments."""
-    config = _config(sequences)
-    program = f"gradient {sequences}"
+    config, program = _config(sequences), f"gradient {sequences}"
     moments = memory_beside(config, shape_of(config), program)["optimizer"]
     return _by_token(figures(config, program, beside=moments), sequences)
 
@@ -42,8 +41,7 @@ def ours(*, sequences: int) -> Figures:
 def tunix(*, sequences: int) -> Figures:
     """Tunix's GRPO loss and gradient; Adam's moments have the LoRA's dtype, bfloat16."""
     place = NamedSharding(make_mesh(v5e_devices(1)), PartitionSpec())
-    model = gemma3.ModelConfig.gemma3_1b_it()
-    peer = Peer.create(model, _config(sequences).lora)
+    peer = Peer.create(gemma3.ModelConfig.gemma3_1b_it(), _config(sequences).lora)
     example = jax.eval_shape(
         train_example,
         jax.ShapeDtypeStruct((sequences, PROMPT), jnp.int32),
@@ -62,20 +60,15 @@ def tunix(*, sequences: int) -> Figures:
 
 
 def _config(sequences: int) -> Config:
-    return config_of(
-        "gemma3-1b",
-        device=COMPILER,
-        slots=16,
-        prompt=PROMPT,
-        new=COMPLETION,
-        plan__micro_batch_tokens=sequences * (PROMPT + COMPLETION),
-    )
+    sizes = {"slots": 16, "prompt": PROMPT, "new": COMPLETION}
+    tokens = sequences * (PROMPT + COMPLETION)
+    return config_of("gemma3-1b", device=COMPILER, **sizes, plan__micro_batch_tokens=tokens)
 
 
 def _by_token(found: dict[str, Any], sequences: int) -> Figures:
-    if not found["fits"]:
-        return found
-    return {**found, "us_per_token": 1e3 * found["ms"] / (sequences * (PROMPT + COMPLETION))}
+    if found["fits"]:
+        found["us_per_token"] = 1e3 * found["ms"] / (sequences * (PROMPT + COMPLETION))
+    return found
 
 
 def sections(_: argparse.Namespace) -> list[Section]:

@@ -199,10 +199,7 @@ def cost(
 ) -> tuple[float, float] | None:
     """Seconds of a program and GiB of a device; None: it does not fit.
 
-    Args:
-        traced: the program; the only argument that it may overwrite is the third.
-        mesh: its devices; of TPUs without one the compiler answers.
-        trips: expected trip count of loops whose own depends on the arguments, for the compiler.
+    The program may overwrite its third argument only. Of TPUs without one the compiler answers.
     """
     if mesh.devices.flat[0].platform == "tpu" and jax.default_backend() != "tpu":
         found = traced_figures(traced, trips=trips)

@@ -10,8 +10,7 @@ import argparse
 import heapq
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,18 +74,13 @@ def steps(
     prompt: int,
     new: int,
 ) -> Figures:
-    """A step of rollouts with lognormal lengths, with more and more techniques.
-
-    Returns:
-        Seconds with the first and with all, and a point for each; see `Point`.
-    """
+    """Seconds of a step of rollouts with lognormal lengths, with more and more techniques."""
     lengths = np.random.default_rng(0).lognormal(math.log(new / 3), SPREAD, rollouts)
     lengths = np.clip(lengths.round(), 1, new)
     row, chosen, points = 2 * (prompt + new), dict[str, Any](), list[Point]()
     known: dict[str, Figures] = {}
-    case: dict[str, Any] = {"model": model, "device": device, "slots": slots}
-    case |= {"prompt": prompt, "new": new}
-    case |= {"plan__row_tokens": row, "plan__micro_batch_tokens": row}
+    case: dict[str, Any] = {"model": model, "device": device, "slots": slots, "prompt": prompt}
+    case |= {"new": new, "plan__row_tokens": row, "plan__micro_batch_tokens": row}
 
     def measured(measure: Callable[..., Figures], keys: Sequence[str], **how: Any) -> Figures:
         """Of the programs, each of which is measured once."""
@@ -113,6 +107,7 @@ def steps(
         "how": f"simulated, programs {sampler['how']}",
         "none_s": points[0][3],
         "all_s": points[-1][3],
+        **{f"+ {technique}": step_s for technique, _, _, step_s, _, _ in points[1:]},
         "points": points,
     }
 
@@ -208,17 +203,6 @@ def overlapped() -> Figures:
     }
 
 
-def words(found: Found) -> Iterator[str]:
-    """What each technique changes."""
-    for model, row in found.items():
-        for before, now in pairwise(row.get("points", ())):
-            seconds, sampled, learned = (now[n] - before[n] for n in (3, 4, 5))
-            yield (
-                f"{model}, {now[0]}: {seconds:+.3g} s of a step ({seconds / before[3]:+.0%}), "
-                f"sampler {sampled:+.3g} GiB, learner {learned:+.3g} GiB"
-            )
-
-
 def draw(found: Found) -> Figure:
     """Waterfall of a step's seconds, and the memory with each technique added."""
     (row,) = found.values()
@@ -266,7 +250,7 @@ def sections(request: argparse.Namespace) -> list[Section]:
         "and lognormal completions of at most {new}, {slots} slots, a row of the longest two a "
         "micro-batch"
     )
-    found = [Section("step", title.format(**given), [row], words=words, draw=draw)]
+    found = [Section("step", title.format(**given), [row], draw=draw)]
     if compiled:
         title = (
             "The gradient of gemma3-4b, one sequence of 1,024 tokens a chip: base sharded over "
