@@ -111,8 +111,7 @@ def theirs(config: Config, model: Model, rollouts: Sequence[Rollout]) -> Gradien
 
 
 def _temporary_bytes(program: jax.stages.Compiled) -> int:
-    memory = program.memory_analysis()
-    assert memory is not None
+    memory: Any = program.memory_analysis()
     return int(memory.temp_size_in_bytes)
 
 

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from launch.bench import __main__ as bench
-from launch.bench import hbm, learner
+from launch.bench import learner
 from launch.bench.harness import Bound, Row, Section
 from launch.bench.torch import APART, SIZES, make_config
 
@@ -21,11 +21,10 @@ def row(name: str, **figures) -> Row:
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch):
-    """Replaces the sections of two benchmarks by cheap ones."""
+    """Replaces the sections of a benchmark by cheap ones."""
 
     def replace(*sections: Section) -> None:
-        for module in (learner, hbm):
-            monkeypatch.setattr(module, "sections", lambda _: sections)
+        monkeypatch.setattr(learner, "sections", lambda _: sections)
 
     replace(
         Section(
@@ -85,7 +84,7 @@ def test_a_failed_row_is_shown_and_the_others_are_measured(made_up, capsys):
     assert "\nDOES NOT HOLD: a: x 1 (at most 0)" in capsys.readouterr().out
 
 
-def test_without_the_tpu_compiler_nothing_is_measured(made_up, capsys, monkeypatch):
+def test_without_the_tpu_compiler_nothing_is_measured(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert bench.main(["hbm"]) == 1
     out, err = capsys.readouterr()
@@ -114,9 +113,7 @@ def test_bounds_are_claimed_for_their_rows():
             "command line: unrecognized arguments: --jsn x; --help describes the command\n",
         ),
         (["learner", "--only", "128x"], "command line: --only 128x: no such row; nearest: "),
-        (["learner", "--json", "/nowhere/x"], "command line: --json: no folder /nowhere\n"),
         (["sizing", "--quick", "--device", "compiler"], "command line: --quick measures a small"),
-        (["race", "--config", "/nowhere.toml"], "/nowhere.toml"),
     ],
 )
 def test_a_mistake_is_one_line(capsys, argv, expected):

@@ -61,8 +61,7 @@ def split_of(base, adapter, *, stages, micro_batches):
     split = LayerSplit(ARCHITECTURE, lora=CONFIG.lora, mesh=mesh, micro_batches=micro_batches)
     params = [jax.tree.map(np.asarray, split.stack(some)) for some in (base, adapter)]
     places = jax.tree.map(lambda x: x.sharding, list(split.abstract_params()))
-    placed = jax.device_put(params, places)
-    return split, placed[0], placed[1]
+    return split, *jax.device_put(params, places)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 4), (4, 1), (4, 2)])
