@@ -258,11 +258,17 @@ def device_bytes(shape: ModelShape, name: str, devices: int) -> float:
 
 def draw(found: Found) -> Figure:
     """Rates against devices; a line is a model, a colour a layout."""
+
+    def point(name: str) -> list[float]:
+        rates = [found.get(name, {}).get(work, math.nan) for work in (DECODE, GRADIENT)]
+        return [int(name.rpartition(", ")[2]), *rates]
+
     points: dict[str, list[list[float]]] = {}
-    for name, row in found.items():
-        line, _, count = name.rpartition(", ")
-        rates = [row.get(work, math.nan) for work in (DECODE, GRADIENT)]
-        points.setdefault(line, []).append([int(count), *rates])
+    for name in found:
+        model, how, _ = name.split(", ")
+        # One device is the same for all layouts but the streamed one.
+        alone = [] if how in (REPLICATED, STREAMED) else [point(f"{model}, {REPLICATED}, 1")]
+        points.setdefault(f"{model}, {how}", alone).append(point(name))
     columns = ("devices", "decoded tokens a second", "positions of the gradient a second")
     return lines(points, columns, [(0, 1), (0, 2)], group=lambda line: line.split(", ")[1])
 
