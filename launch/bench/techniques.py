@@ -221,7 +221,7 @@ def draw(found: Found) -> Figure:
     left.invert_yaxis()
     left.set_xlabel("seconds of a step")
     right.set_xlabel("GiB of the device")
-    left.margins(x=0.12)
+    left.set_xlim(0, 1.12 * max((point[3] for point in points), default=1.0))
     right.margins(x=0.25)
     right.legend(loc="upper right")
     return figure
