@@ -60,13 +60,10 @@ def samplers(
 ) -> Iterator[Sampler]:
     """What samplers cost, one for each configuration, until one does not fit.
 
-    Args:
-        model: a key of `SHAPES`.
-        configs: of `shapes.config_of`, for this device; they differ in sizes only.
-        device: as there.
-        adapter: whether they decode with a LoRA; always when compiled.
-        parts: that are compiled; the others take 0 seconds.
-        rings: caches of sliding layers hold a window; else all positions.
+    The configurations are those of `shapes.config_of` for this model and device, and differ in
+    sizes only. When measured, `adapter` says whether they decode with a LoRA; when compiled, only
+    `parts` are, and the others take 0 seconds. Without `rings` caches of sliding layers hold all
+    positions.
     """
     with until_full():
         if device == COMPILER:

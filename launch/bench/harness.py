@@ -193,14 +193,10 @@ def lines(
     scale: str = "log",
     group: Callable[[str], str] = str,
 ) -> Figure:
-    """Draws a line for each row.
+    """Draws a line for each row, with a value for each column in each of its points.
 
-    Args:
-        points: of each row, with a value for each column.
-        columns: their names.
-        panes: x and y of each, as numbers of columns.
-        scale: of all axes.
-        group: what rows with the same colour have in common, by name.
+    A pane has the numbers of the columns on its axes. Rows of the same `group`, by name, have the
+    same colour.
     """
     # Imported late: the command's help does without matplotlib.
     from matplotlib.figure import Figure
