@@ -7,122 +7,46 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import importlib.util
+import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from launch.bench.harness import DEVICES, Benchmark, Figures, Row, Section, in_child, machine
-from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, exit_status
+from launch.bench.harness import DEVICES, Found, Row, Section, in_child, machine
+from launch.exits import EXIT_FAILED, Failure, exit_status
 from launch.flags import Parser, add_json, json_file
 from pipeline.run.record_files import read_json, write_json
 
-
-def _rates_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("config", metavar="CONFIG.toml", help="e.g. configs/demo.toml")
-    command.add_argument("--lr", type=float, nargs="+", required=True, help="peak learning rates")
-    command.add_argument("--seeds", type=int, nargs="+", default=[0], help="default: 0")
-    command.add_argument("--steps", type=int, help="updates of a run; default: budget.steps")
-    command.add_argument("--model", help="model folder in place of model.path")
-
-
-def _serve_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--usd", type=float, default=1.2, help="dollars for an hour of the device; default: 1.2"
-    )
-
-
-def _race_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--config", default="configs/demo.toml", help="default: %(default)s")
-    command.add_argument("--minutes", type=float, help="of each run; default: 6, quick: 3")
-    command.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 2, quick: 0")
-    command.add_argument(
-        "--lr",
-        type=float,
-        nargs="+",
-        help="peak learning rates, of which the best of each side counts; default: learner.lr",
-    )
-    command.add_argument(
-        "--every", type=int, default=10, help="steps between evaluated versions; default: 10"
-    )
-
-
-@dataclass(frozen=True)
-class Command:
-    """A benchmark on the command line; `launch.bench.NAME.benchmark` reads its request.
-
-    Attributes:
-        what: it measures.
-        devices: that `--device` can name, the default first.
-        quick: whether it has `--quick`.
-        add_options: adds its own options.
-    """
-
-    what: str
-    devices: Sequence[str] = ("auto", "cpu")
-    quick: bool = True
-    add_options: Callable[[argparse.ArgumentParser], None] = lambda _: None
-
-
-_STUDY = ("auto", "cpu", "compiler")
-BENCHMARKS: Mapping[str, Command] = {
-    "balance": Command("the sizes that a run chooses beside fixed ones", devices=["cpu"]),
-    "chaos": Command(
-        "seconds that kill -9 and SIGSTOP of each process cost a small run, which must end with "
-        "the undisturbed adapter",
-        devices=["cpu"],
-    ),
-    "hbm": Command(
-        "memory and estimated time of the learner on a v5e chip, beside Tunix's",
-        devices=["compiler"],
-        quick=False,
-    ),
-    "latency": Command(
-        "milliseconds a token against batch, lengths and precision",
-        devices=_STUDY,
-    ),
-    "learner": Command("gradients beside Tunix's, and prompts that a group shares"),
-    "mesh": Command(
-        "data, tensor and layer parallelism on 1 to 8 devices: tokens a second, the bubble of a "
-        "pipeline, and the largest model",
-        devices=_STUDY,
-    ),
-    "race": Command(
-        "accuracy against seconds of this pipeline and of Tunix's GRPOLearner on the same task",
-        devices=["auto"],
-        add_options=_race_options,
-    ),
-    "rates": Command(
-        "GRPO runs of a configuration with several learning rates, without Ray",
-        quick=False,
-        add_options=_rates_options,
-    ),
-    "rollout": Command("the rollout engine beside Tunix's sampler: speed, and greedy text"),
-    "serve": Command(
-        "the engine under a load of requests, simulated with measured or compiled step times: "
-        "throughput, latencies, dollars",
-        devices=_STUDY,
-        add_options=_serve_options,
-    ),
-    "sizing": Command(
-        "rollouts and parallel passes against the batch: time, memory, knee and lumps",
-        devices=_STUDY,
-    ),
-    "techniques": Command(
-        "what each technique saves of a step's seconds and bytes, of a start, and of accuracy",
-        devices=_STUDY,
-    ),
-    "torch": Command(
-        "decoding and gradients of Gemma 3 270m and 1b beside a plain loop of PyTorch and "
-        "transformers",
-        devices=["auto"],
-    ),
+BENCHMARKS: Mapping[str, str] = {
+    "balance": "the sizes that a run chooses beside fixed ones",
+    "chaos": "seconds that kill -9 and SIGSTOP of each process cost a run, and its adapter then",
+    "hbm": "memory and estimated time of the learner on a v5e chip, beside Tunix's",
+    "latency": "milliseconds a token against batch, lengths and precision",
+    "learner": "gradients beside Tunix's, and prompts that a group shares",
+    "mesh": "data, tensor and layer parallelism on 1 to 8 devices, and the largest model",
+    "race": "accuracy against seconds beside Tunix's GRPOLearner on the same task",
+    "rollout": "the rollout engine beside Tunix's sampler: speed, and greedy text",
+    "serve": "the engine under a load of requests, simulated: throughput, latencies, dollars",
+    "sizing": "rollouts and parallel passes against the batch: time, memory, knee and lumps",
+    "techniques": "what each technique saves of a step, of a start, and of accuracy",
+    "torch": "decoding and gradients of Gemma 3 beside a plain loop of PyTorch and transformers",
 }
+"""What each measures; `launch.bench.NAME.sections` reads its request."""
+_STUDY = ("auto", "cpu", "compiler")
+_DEVICES: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("balance", "chaos"), ("cpu",)),
+    **dict.fromkeys(("latency", "mesh", "serve", "sizing", "techniques"), _STUDY),
+    **dict.fromkeys(("race", "torch"), ("auto",)),
+    "hbm": ("compiler",),
+}
+"""What `--device` can name, the default first, if it is not auto and cpu."""
+COMPILE_S = 60.0
+"""Seconds of the TPU compiler for a program, on two cores (gemma3-1b: 20 to 150, 2026-11-27)."""
 DESCRIPTION = """\
 Each row is measured in a process of its own, with peers in the same run. Progress, which begins
 with the expected time, goes to standard error, the tables (Markdown) to standard output. Each row
@@ -139,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_status(lambda: _run(*prepare(given)))
 
 
-def prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, Benchmark]:
-    """Returns the request, and the benchmark with the requested rows.
+def prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Section]]:
+    """Returns the request, and its sections with the requested rows.
 
     Raises:
         ValueError: for a mistake in the request, one line.
@@ -151,8 +75,7 @@ def prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, Benchmark]:
     if request.quick and request.device == "compiler":
         raise ValueError("command line: --quick measures a small case; remove --device compiler")
     module = importlib.import_module(f"launch.bench.{request.name}")
-    benchmark: Benchmark = module.benchmark(request)
-    return request, replace(benchmark, sections=_choose(benchmark.sections, request.only))
+    return request, _choose(module.sections(request), request.only)
 
 
 def _parser() -> Parser:
@@ -165,24 +88,24 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     names = parser.add_subparsers(dest="name", metavar="NAME", title="benchmarks", required=True)
-    for name, benchmark in BENCHMARKS.items():
+    for name, what in BENCHMARKS.items():
+        devices = _DEVICES.get(name, ("auto", "cpu"))
         command = names.add_parser(
             name,
-            help=benchmark.what,
+            help=what,
             prog=f"python -m launch.bench {name}",
-            description=f"Measure {benchmark.what}. {DESCRIPTION}",
+            description=f"Measure {what}. {DESCRIPTION}",
             allow_abbrev=False,
         )
-        benchmark.add_options(command)
         command.add_argument(
             "--device",
-            choices=benchmark.devices,
-            default=benchmark.devices[0],
+            choices=devices,
+            default=devices[0],
             help="auto: what JAX finds; cpu: the CPU; compiler: a v5e by the TPU compiler, without "
             "a TPU; default: %(default)s",
         )
         command.set_defaults(quick=False)
-        if benchmark.quick:
+        if name != "hbm":
             command.add_argument("--quick", action="store_true", help="a small case, in minutes")
         command.add_argument(
             "--only",
@@ -190,6 +113,14 @@ def _parser() -> Parser:
             help="measure only rows whose SECTION/ROW contains PATTERN; * and ? are wildcards",
         )
         add_json(command)
+    race, serve = names.choices["race"], names.choices["serve"]
+    race.add_argument("--config", default="configs/demo.toml", help="default: %(default)s")
+    race.add_argument("--minutes", type=float, help="of each run; default: 6, quick: 3")
+    race.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 2, quick: 0")
+    rates = "peak learning rates, of which the best of each side counts; default: learner.lr"
+    race.add_argument("--lr", type=float, nargs="+", help=rates)
+    price = "dollars for an hour of the device; default: %(default)s"
+    serve.add_argument("--usd", type=float, default=1.2, help=price)
     return parser
 
 
@@ -208,53 +139,49 @@ def _choose(sections: Sequence[Section], pattern: str | None) -> list[Section]:
     return chosen
 
 
-def _run(request: argparse.Namespace, benchmark: Benchmark) -> int:
+def _run(request: argparse.Namespace, sections: Sequence[Section]) -> int:
     if request.device == "compiler":
         from pipeline.plan.compiler import NoCompiler, require_compiler
 
         try:
             require_compiler()
         except NoCompiler as missing:
-            print(missing, file=sys.stderr)
-            return EXIT_FAILED
-    if absent := [name for name in benchmark.needs if importlib.util.find_spec(name) is None]:
-        print(f"the peer is missing: install {' and '.join(absent)} here", file=sys.stderr)
-        return EXIT_FAILED
-    content: dict[str, Any] = {
-        "benchmark": request.name,
-        "device": request.device,
-        **machine(benchmark.needs),
-        "arguments": {
-            section.name: {row.name: dict(row.arguments) for row in section.rows}
-            for section in benchmark.sections
-        },
-        "sections": {section.name: {} for section in benchmark.sections},
-    }
-    try:
-        _measure(request, benchmark, content)
-    except KeyboardInterrupt:
-        _report(benchmark, content, claim=False)
-        print("\ninterrupted: missing rows were not measured")
-        return EXIT_INTERRUPTED
-    return 0 if _report(benchmark, content, claim=True) else EXIT_FAILED
+            raise Failure(missing) from None
+    about = {"benchmark": request.name, "device": request.device, **machine()}
+    content = _content(request.json, about)
+    _measure(request, sections, content)
+    return 0 if _report(sections, content) else EXIT_FAILED
 
 
-def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[str, Any]) -> None:
-    """Adds the rows' figures to the content of `--json`, which is written after each of them.
+def _content(file: Path | None, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of `--json`: arguments and figures of rows by section, and their origin.
 
-    Rows that the file has already, of a run that was broken off, are kept. A row that could not be
-    measured has `failed`, with the error.
+    Figures that the file has of the same benchmark, device, machine and versions are kept.
     """
-    before = _same_study(request.json, content)
-    known = _known(before, content)
-    content["sections"].update(known)
-    left = [
-        (section, row)
-        for section in benchmark.sections
-        for row in section.rows
-        if row.name not in known[section.name]
-    ]
-    _say(f"{_expected(benchmark, [row for _, row in left])}{_kept(request.json, known)}")
+    before = (None if file is None else read_json(file)) or {}
+    same = all(before.get(key) == about[key] for key in about if key != "date")
+    return {"arguments": {}, "sections": {}} | (before if same else {}) | dict(about)
+
+
+def _measure(
+    request: argparse.Namespace, sections: Sequence[Section], content: dict[str, Any]
+) -> None:
+    """Adds the figures of `_left` to the content of `--json`, which is written after each row.
+
+    A row that could not be measured has `failed`, with the error.
+    """
+    left = _left(sections, content)
+    expected_s, compiled = sum(row.seconds for _, row in left), ""
+    if request.device == "compiler":
+        programs = sum(row.programs for _, row in left)
+        expected_s, compiled = COMPILE_S * programs, f", {programs} programs by the TPU compiler"
+    for_gpu = request.name == "torch" or _DEVICES.get(request.name) == _STUDY
+    on_cores = request.quick or compiled or not for_gpu
+    machine = "two idle cores" if on_cores else "one H100 (reckoned)"
+    kept = sum(len(section.rows) for section in sections) - len(left)
+    from_file = f"; {kept} rows are kept from {request.json}" if kept else ""
+    minutes = f"about {expected_s / 60:.0f} minutes on {machine}"
+    _say(f"{len(left)} rows{compiled}: {minutes}{from_file}")
     for number, (section, row) in enumerate(left, 1):
         progress, began = f"[{number}/{len(left)}] {section.name}/{row.name}", time.monotonic()
         _say(f"{progress} ...")
@@ -267,79 +194,53 @@ def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[st
         _say(f"{progress}: {time.monotonic() - began:.0f} s")
         content["sections"][section.name][row.name] = found
         if request.json:
-            kept = {
-                key: {
-                    name: before[key].get(name, {}) | content[key].get(name, {})
-                    for name in before[key] | content[key]
-                }
-                for key in ("arguments", "sections")
-                if before
-            }
-            write_json(request.json, content | kept)
-    for section in benchmark.sections if request.json else ():
+            write_json(request.json, content)
+    for section in sections if request.json else ():
         if section.draw is not None:
             picture = request.json.with_suffix(f".{section.name}.png")
-            section.draw(content["sections"][section.name]).savefig(picture, dpi=120)
+            section.draw(_found(section, content)).savefig(picture, dpi=120)
             _say(f"{picture} written")
+
+
+def _left(sections: Sequence[Section], content: dict[str, Any]) -> list[tuple[Section, Row]]:
+    """The rows without figures for their arguments; notes their arguments in the content."""
+    left = []
+    for section in sections:
+        arguments = content["arguments"].setdefault(section.name, {})
+        figures = content["sections"].setdefault(section.name, {})
+        for row in section.rows:
+            now = json.loads(json.dumps(row.arguments))
+            failed = "failed" in figures.get(row.name, {"failed": "not measured"})
+            if failed or arguments.get(row.name) != now:
+                figures.pop(row.name, None)
+                arguments[row.name] = now
+                left.append((section, row))
+    return left
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _expected(benchmark: Benchmark, rows: Sequence[Row]) -> str:
-    """How long these rows are expected to take, in words."""
-    programs = sum(row.programs for row in rows)
-    compiled = f", {programs} programs by the TPU compiler" if programs else ""
-    minutes = sum(row.expected_s for row in rows) / 60
-    return f"{len(rows)} rows{compiled}: about {minutes:.0f} minutes on {benchmark.expected_on}"
+def _found(section: Section, content: Mapping[str, Any]) -> Found:
+    """The figures of the section's rows, of those that have some."""
+    figures = content["sections"][section.name]
+    return {row.name: figures[row.name] for row in section.rows if row.name in figures}
 
 
-def _kept(file: Path | None, known: Mapping[str, Mapping[str, Figures]]) -> str:
-    count = sum(map(len, known.values()))
-    return f"; {count} rows are kept from {file}" if count else ""
-
-
-def _same_study(file: Path | None, content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a file of the same benchmark, device, machine and versions; {}: none."""
-    before = (None if file is None else read_json(file)) or {}
-    about = ("benchmark", "device", "machine", "versions")
-    return before if all(before.get(key) == content[key] for key in about) else {}
-
-
-def _known(before: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, dict[str, Figures]]:
-    """Figures by section and row that a file has for rows with the same arguments.
-
-    Args:
-        before: content of the file.
-        content: what it will have, without figures.
-    """
-    now = json.loads(json.dumps(content["arguments"]))
-    then, figures = before.get("arguments", {}), before.get("sections", {})
-    return {
-        section: {
-            row: figures[section][row]
-            for row, arguments in rows.items()
-            if then.get(section, {}).get(row) == arguments
-            and "failed" not in figures[section].get(row, {"failed": ""})
-        }
-        for section, rows in now.items()
-    }
-
-
-def _report(benchmark: Benchmark, content: dict[str, Any], *, claim: bool) -> bool:
+def _report(sections: Sequence[Section], content: Mapping[str, Any]) -> bool:
     """Prints tables and claims; returns whether nothing failed and all claims hold."""
     print("\n".join(f"{key}: {content[key]}" for key in ("date", "machine", "versions")))
     success = True
-    for section in benchmark.sections:
-        found = content["sections"][section.name]
+    for section in sections:
+        found = _found(section, content)
         success &= not any("failed" in figures for figures in found.values())
         print(f"\n{section.title}\n\n{section.table(found)}\n")
-        if section.words is not None:
-            print("\n".join(section.words(found)))
-        for one in (one for claims in section.claims for one in claims(found)) if claim else ():
-            print(f"{'holds' if one.holds else 'DOES NOT HOLD'}: {one.text}")
-            success &= one.holds
+        for line in section.words(found):
+            print(line)
+        for text, holds in (one for claims in section.claims for one in claims(found)):
+            print(f"{'holds' if holds else 'DOES NOT HOLD'}: {text}")
+            success &= holds
     return success
 
 

@@ -7,10 +7,10 @@ rollouts are drawn by their names, so all runs sample and train on the same toke
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
+from launch.bench.harness import Claim, Figures, Found, Row, Section
 from launch.bench.launched import trained
 
 CHOSEN = "chosen"
@@ -29,13 +29,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def tokens_a_second(*, slots: int | None, prompts: int, steps: int) -> Figures:
-    """Trained tokens a second of a run's steps but the first.
-
-    Args:
-        slots: None: the run chooses them.
-        prompts: of a step, with 8 rollouts each.
-        steps: of the run.
-    """
+    """Trained tokens a second of a run's steps but the first; slots None: the run chooses them."""
     settings = SETTINGS | {
         "plan.slots": slots or "none",
         "rollout.prompts_per_step": prompts,
@@ -51,7 +45,7 @@ def tokens_a_second(*, slots: int | None, prompts: int, steps: int) -> Figures:
     }
 
 
-def claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
+def claims(found: Found) -> Iterator[Claim]:
     """That the chosen sizes are about as fast as the best fixed ones."""
     speed = {name: row["tokens_per_s"] for name, row in found.items() if "tokens_per_s" in row}
     chosen = speed.pop(CHOSEN, None)
@@ -60,17 +54,13 @@ def claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
         yield Claim(f"chosen: {share:.2f} of the best fixed size (at least {BEST})", share >= BEST)
 
 
-def benchmark(request: argparse.Namespace) -> Benchmark:
+def sections(request: argparse.Namespace) -> list[Section]:
     """A row for the chosen sizes, and one for each fixed number of slots."""
     given = {"prompts": 4, "steps": 4} if request.quick else {"prompts": 24, "steps": 16}
     variants = (None, 8) if request.quick else (None, *FIXED)
+    cost = 60 if request.quick else 120
     rows = [
-        Row(
-            f"{slots} slots" if slots else CHOSEN,
-            tokens_a_second,
-            {**given, "slots": slots},
-            seconds=60 if request.quick else 120,
-        )
+        Row(f"{slots} slots" if slots else CHOSEN, tokens_a_second, {**given, "slots": slots}, cost)
         for slots in variants
     ]
     title = (
@@ -78,4 +68,4 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         f"{8 * given['prompts']} rollouts a step"
     )
     # What a small case measures is mostly its overhead.
-    return Benchmark([Section("trained", title, rows, () if request.quick else [claims])])
+    return [Section("trained", title, rows, () if request.quick else [claims])]

@@ -14,14 +14,15 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
+from launch.bench.harness import Claim, Figures, Found, Row, Section
 from launch.bench.launched import train_command
 from pipeline.run.run_folder import RunFolder
 
@@ -65,88 +66,64 @@ COLOCATED = {"plan.placement": "colocated", "plan.samplers": "none", "plan.sampl
 
 
 def measure(*, role: str = "", event: str = "") -> Figures:
-    """A run, one process of which gets a signal.
-
-    Args:
-        role: a key of `ROLES`; "": none.
-        event: a key of `SIGNALS`.
-    """
-    began_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="c") as scratch:
-        run = _Run(Path(scratch), SETTINGS | (COLOCATED if role == "colocated" else {}))
+    """A run, one process of which gets a signal, of `SIGNALS`; role "": none does."""
+    began_s, lost_s, mark = time.monotonic(), 0.0, uuid.uuid4().hex
+    settings = SETTINGS | (COLOCATED if role == "colocated" else {})
+    with tempfile.TemporaryDirectory(prefix="c") as scratch, Path(scratch, "log").open("w+") as log:
+        command = train_command("configs/demo.toml", settings, folder=scratch)
+        environment = os.environ | {_MARK: mark}
+        start = partial(subprocess.Popen, command, stdout=log, stderr=log, env=environment)
+        run, folder = start(), RunFolder(Path(scratch, "run"))
         try:
-            run.start()
-            lost_s = run.lost_s(role, SIGNALS[event]) if role else 0.0
-            status = run.process.wait()
+            if role:
+                _wait_for_step(SIGNALLED_AFTER, run, folder)
+                next(_processes(mark, ROLES[role])).send_signal(SIGNALS[event])
+                signalled_s = time.monotonic()
+                if role == "its parent":
+                    run.wait()
+                    run = start()
+                _wait_for_step(SIGNALLED_AFTER + 1, run, folder)
+                lost_s = time.monotonic() - signalled_s
+            status = run.wait()
         finally:
-            left = run.end()
-        log = run.log.read_text()
-        result = (run.folder.summary or {}).get("adapter_sha256", f"status {status}: {log[-200:]}")
+            left = _end(mark)
+        log.seek(0)
+        text = log.read()
+        result = (folder.summary or {}).get("adapter_sha256", f"status {status}: {text[-200:]}")
     return {
         "lost_s": lost_s,
         "result": result[:12],
-        "restarts": log.count("; it is started again"),
+        "restarts": text.count("; it is started again"),
         "left": ", ".join(left) or "nothing",
         "seconds": time.monotonic() - began_s,
     }
 
 
-class _Run:
-    """A run in a folder of its own."""
+def _wait_for_step(step: int, run: subprocess.Popen[str], folder: RunFolder) -> None:
+    while run.poll() is None:
+        if any(row["step"] == step for row in folder.metrics):
+            return
+        time.sleep(_POLL_S)
+    raise RuntimeError(f"the run ended before step {step}")
 
-    process: subprocess.Popen[bytes]
 
-    def __init__(self, scratch: Path, settings: Mapping[str, Any]) -> None:
-        self.log, self.folder = scratch / "log", RunFolder(scratch / "run")
-        self._mark = uuid.uuid4().hex
-        self._command = train_command("configs/demo.toml", settings, folder=str(scratch))
+def _processes(mark: str, pattern: str = "") -> Iterator[psutil.Process]:
+    """The processes of a run, by the mark in their environment; the oldest first."""
+    for one in sorted(psutil.process_iter(), key=psutil.Process.create_time):
+        with suppress(psutil.Error):
+            is_role = re.search(pattern, _command_line(one))
+            if is_role and one.environ().get(_MARK) == mark:
+                yield one
 
-    def start(self) -> None:
-        """Gives the command."""
-        with self.log.open("a") as output:
-            self.process = subprocess.Popen(
-                self._command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {_MARK: self._mark},
-            )
 
-    def lost_s(self, role: str, number: signal.Signals) -> float:
-        """Sends the role's process a signal; returns the seconds until there is a new step."""
-        self._wait_for_step(SIGNALLED_AFTER)
-        next(self._processes(ROLES[role])).send_signal(number)
-        signalled_s = time.monotonic()
-        if role == "its parent":
-            self.process.wait()
-            self.start()
-        self._wait_for_step(SIGNALLED_AFTER + 1)
-        return time.monotonic() - signalled_s
-
-    def end(self) -> list[str]:
-        """Kills the processes that are left; returns their command lines."""
-        _, alive = psutil.wait_procs(list(self._processes()), timeout=_END_S)
-        left = [_command_line(one)[:80] for one in alive]
-        for one in alive:
-            with suppress(psutil.Error):
-                one.kill()
-        return left
-
-    def _wait_for_step(self, step: int) -> None:
-        rows = self.folder.path / "metrics.jsonl"
-        while self.process.poll() is None:
-            with suppress(OSError):
-                if f'"step": {step},' in rows.read_text():
-                    return
-            time.sleep(_POLL_S)
-        raise RuntimeError(f"the run ended before step {step}: {self.log.read_text()[-400:]}")
-
-    def _processes(self, pattern: str = "") -> Iterator[psutil.Process]:
-        """The processes of the run, by the mark in their environment; the oldest first."""
-        for one in sorted(psutil.process_iter(), key=psutil.Process.create_time):
-            with suppress(psutil.Error):
-                is_role = re.search(pattern, _command_line(one))
-                if is_role and one.environ().get(_MARK) == self._mark:
-                    yield one
+def _end(mark: str) -> list[str]:
+    """Kills the processes of a run that do not end; returns their command lines."""
+    _, alive = psutil.wait_procs(list(_processes(mark)), timeout=_END_S)
+    left = [_command_line(one)[:80] for one in alive]
+    for one in alive:
+        with suppress(psutil.Error):
+            one.kill()
+    return left
 
 
 def _command_line(process: psutil.Process) -> str:
@@ -155,7 +132,7 @@ def _command_line(process: psutil.Process) -> str:
     return ""
 
 
-def claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
+def claims(found: Found) -> Iterator[Claim]:
     """That all rows end with the adapter of the first, and leave no process."""
     done = {name: figures for name, figures in found.items() if "result" in figures}
     results = [figures["result"] for figures in done.values()]
@@ -165,7 +142,7 @@ def claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
         yield Claim(f"{name}: nothing is left ({figures['left']})", figures["left"] == "nothing")
 
 
-def benchmark(request: argparse.Namespace) -> Benchmark:
+def sections(request: argparse.Namespace) -> list[Section]:
     """A row for each role and signal; quick: a sampler's death."""
     # Without its parent a run goes on, and nobody starts it again.
     faults = [(role, event) for event in SIGNALS for role in ROLES]
@@ -181,4 +158,4 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         f"kill -9 or SIGSTOP of a process of a small run after step {SIGNALLED_AFTER}: seconds to "
         "the next step; a stopped process is found after 20 s"
     )
-    return Benchmark([Section("chaos", title, rows, [claims])])
+    return [Section("chaos", title, rows, [claims])]

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from configs.machine import this_machine
 from pipeline.compute.builds import cores
@@ -40,17 +40,15 @@ DEVICES: Mapping[str, Mapping[str, str]] = {
     "compiler": TPU_COMPILER,
 }
 """Environment of the rows' processes by `--device`."""
-COMPILE_S = 60.0
-"""Seconds of the TPU compiler for a program, on two cores (gemma3-1b: 20 to 150, 2026-11-27)."""
 
 Figures: TypeAlias = Mapping[str, Any]
-"""Figures of a row by name, JSON values, in the order of the table's columns.
+"""Figures of a row by name, JSON values, in the order of the table's columns, which lists have no
+part in; `in_child` adds how they were found."""
+Found: TypeAlias = Mapping[str, Figures]
+"""Figures by name of the row."""
+Name = TypeVar("Name")
 
-Lists are only written by `--json`. `how`, which `in_child` adds, says whether they were measured,
-and on which device, or compiled.
-"""
-
-_PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "google-tunix", "qwix")
+_PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "google-tunix", "qwix", "torch", "transformers")
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
@@ -62,8 +60,8 @@ class Row:
         name: unique in its section; shown in the first column.
         measure: a function of a module, called in a child process.
         arguments: its keyword arguments, JSON values.
-        seconds: expected, without the TPU compiler's; see `Benchmark.expected_on`.
-        programs: that the TPU compiler compiles for it.
+        seconds: expected where it is measured.
+        programs: that are compiled where the device is the TPU compiler.
     """
 
     name: str
@@ -72,45 +70,27 @@ class Row:
     seconds: float = 0.0
     programs: int = 0
 
-    @property
-    def expected_s(self) -> float:
-        """Seconds that it is expected to take."""
-        return self.seconds + COMPILE_S * self.programs
 
-
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """A claim, and whether the figures support it."""
 
     text: str
     holds: bool
 
 
-Claims: TypeAlias = Callable[[Mapping[str, Figures]], Iterable[Claim]]
-"""Makes claims from the measured figures by row name."""
-
-
 @dataclass(frozen=True)
 class Bound:
-    """Claims a bound for one figure of each row.
-
-    Attributes:
-        key: the figure.
-        least: lower bound.
-        most: upper bound.
-        rows: pattern of the names of the rows that it is claimed for.
-    """
+    """Claims a bound for one figure of the rows whose name matches a pattern."""
 
     key: str
     least: float = float("-inf")
     most: float = float("inf")
     rows: str = "*"
 
-    def __call__(self, found: Mapping[str, Figures]) -> Iterator[Claim]:
-        """Returns the claim for each row."""
-        bound = (
-            f"at least {self.least:g}" if self.least > float("-inf") else f"at most {self.most:g}"
-        )
+    def __call__(self, found: Found) -> Iterator[Claim]:
+        """The claim for each row."""
+        lower = self.least > float("-inf")
+        bound = f"at least {self.least:g}" if lower else f"at most {self.most:g}"
         for name, row in found.items():
             value = row.get(self.key)
             if fnmatchcase(name, self.rows):
@@ -129,19 +109,19 @@ class Section:
         claims: about the figures.
         environment: variables of the rows' processes, added to those of the device.
         words: says what the figures show, in lines below the table.
-        draw: makes a picture of the figures by row name, which is written beside `--json`.
+        draw: makes a picture of the figures, which is written beside `--json`.
     """
 
     name: str
     title: str
     rows: Sequence[Row]
-    claims: Sequence[Claims] = ()
+    claims: Sequence[Callable[[Found], Iterable[Claim]]] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    words: Callable[[Mapping[str, Figures]], Iterable[str]] | None = None
-    draw: Callable[[Mapping[str, Figures]], Figure] | None = None
+    words: Callable[[Found], Iterable[str]] = lambda _: ()
+    draw: Callable[[Found], Figure] | None = None
 
-    def table(self, found: Mapping[str, Figures]) -> str:
-        """Returns the measured rows as a Markdown table."""
+    def table(self, found: Found) -> str:
+        """The measured rows as a Markdown table."""
         figures = [(key, value) for row in found.values() for key, value in row.items()]
         keys = list(dict.fromkeys(key for key, value in figures if not isinstance(value, list)))
         rows = [["", *(key.replace("_", " ") for key in keys)], ["---"] * (1 + len(keys))]
@@ -159,31 +139,13 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """What one command measures.
-
-    Attributes:
-        sections: in order.
-        needs: packages of a peer, without which nothing can be measured.
-        expected_on: the machine of the rows' expected seconds.
-    """
-
-    sections: Sequence[Section]
-    needs: Sequence[str] = ()
-    expected_on: str = "two idle cores"
-
-
 def in_child(
     function: Callable[..., Figures],
     arguments: Mapping[str, Any],
     *,
     environment: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Calls a function in a new process, isolated from the memory and settings of others.
-
-    Returns:
-        Its figures; `how` is added unless they have it.
+    """Calls a function in a new process; its figures get `how`, unless they have it.
 
     Raises:
         RuntimeError: if the process failed, with the last lines of its standard error.
@@ -212,9 +174,9 @@ def how() -> str:
     return f"measured on {jax.devices()[0].device_kind if jax else 'cpu'}"
 
 
-def medians(runs: Mapping[str, Callable[[], Any]], *, repeats: int) -> dict[str, float]:
-    """Returns the median seconds of each run; they run in turns, so that other load is shared."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+def medians(runs: Mapping[Name, Callable[[], Any]], *, repeats: int) -> dict[Name, float]:
+    """Median seconds of each run; they run in turns, so that other load is shared."""
+    seconds: dict[Name, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
             began = time.perf_counter()
@@ -223,23 +185,30 @@ def medians(runs: Mapping[str, Callable[[], Any]], *, repeats: int) -> dict[str,
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def lines(points: Mapping[str, Sequence[Sequence[float]]], *, x: str, y: Sequence[str]) -> Figure:
-    """Draws a line for each row, in a pane for each of `y`, on logarithmic axes.
+def lines(
+    points: Mapping[str, Sequence[Sequence[float]]],
+    columns: Sequence[str],
+    panes: Sequence[tuple[int, int]],
+    *,
+    scale: str = "log",
+    group: Callable[[str], str] = str,
+) -> Figure:
+    """Draws a line for each row, with a value for each column in each of its points.
 
-    Args:
-        points: of each row: x, and a value for each of `y`.
-        x: name of the axis.
-        y: names of the panes' axes.
+    A pane has the numbers of the columns on its axes. Rows of the same `group`, by name, have the
+    same colour.
     """
     # Imported late: the command's help does without matplotlib.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(2 + 3.7 * len(y), 3.8), layout="constrained")
-    for column, name in enumerate(y, 1):
-        pane = figure.add_subplot(1, len(y), column)
-        for label, some in points.items():
-            pane.plot([p[0] for p in some], [p[column] for p in some], ".-", label=label)
-        pane.set(xlabel=x, ylabel=name, xscale="log", yscale="log")
+    figure = Figure(figsize=(2 + 3.7 * len(panes), 3.8), layout="constrained")
+    for pane, (x, y) in zip(figure.subplots(1, len(panes), squeeze=False)[0], panes, strict=True):
+        colours: dict[str, str] = {}
+        for name, some in points.items():
+            label = None if group(name) in colours else group(name)
+            colour = colours.setdefault(group(name), f"C{len(colours)}")
+            pane.plot([p[x] for p in some], [p[y] for p in some], ".-", color=colour, label=label)
+        pane.set(xlabel=columns[x], ylabel=columns[y], xscale=scale, yscale=scale)
         pane.grid(alpha=0.3)
     pane.legend(fontsize="x-small")
     return figure
@@ -265,20 +234,15 @@ def compilations() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def machine(packages: Sequence[str] = ()) -> dict[str, str]:
-    """Returns date, processor, cores, accelerator, and the versions of compilers and libraries.
-
-    Args:
-        packages: of a peer, whose versions are also named.
-    """
+def machine() -> dict[str, str]:
+    """Date, processor, cores, accelerator, and the versions of compilers and libraries."""
     about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     names = [line.partition(":")[2].strip() for line in about if line.startswith("model name")]
     processor = names[0] if names else platform.machine()
-    versions = [f"Python {platform.python_version()}", *map(_version, (*_PACKAGES, *packages))]
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": f"{processor}, {cores()} cores; {this_machine().why}",
-        "versions": ", ".join(versions),
+        "versions": ", ".join([f"Python {platform.python_version()}", *map(_version, _PACKAGES)]),
     }
 
 

@@ -7,6 +7,7 @@ backward pass for all sequences. `launch.bench sizing` has the sampler's memory.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,9 +16,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tunix.models.gemma3 import model as gemma3
 
 from configs.schema import Config
-from launch.bench.harness import Benchmark, Bound, Figures, Row, Section
+from launch.bench.costs import figures, traced_figures
+from launch.bench.harness import Bound, Figures, Row, Section
+from launch.bench.shapes import COMPILER, config_of
 from launch.bench.tunix import Peer, train_example
-from launch.bench.v5e import figures, traced_figures, v5e_config
 from pipeline.compute.aot.compile import v5e_devices
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.data.models.find_shape import shape_of
@@ -31,8 +33,7 @@ BETA = 0.08
 
 def ours(*, sequences: int) -> Figures:
     """Our gradient, and Adam's two float32 moments."""
-    config = _config(sequences)
-    program = f"gradient {sequences}"
+    config, program = _config(sequences), f"gradient {sequences}"
     moments = memory_beside(config, shape_of(config), program)["optimizer"]
     return _by_token(figures(config, program, beside=moments), sequences)
 
@@ -40,8 +41,7 @@ def ours(*, sequences: int) -> Figures:
 def tunix(*, sequences: int) -> Figures:
     """Tunix's GRPO loss and gradient; Adam's moments have the LoRA's dtype, bfloat16."""
     place = NamedSharding(make_mesh(v5e_devices(1)), PartitionSpec())
-    model = gemma3.ModelConfig.gemma3_1b_it()
-    peer = Peer.create(model, _config(sequences).lora, beta=BETA)
+    peer = Peer.create(gemma3.ModelConfig.gemma3_1b_it(), _config(sequences).lora)
     example = jax.eval_shape(
         train_example,
         jax.ShapeDtypeStruct((sequences, PROMPT), jnp.int32),
@@ -55,25 +55,24 @@ def tunix(*, sequences: int) -> Figures:
     )
     leaves = jax.tree.leaves(peer.lora)
     moments = 2 * sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
-    return _by_token(
-        traced_figures(jax.jit(peer.gradient).trace(*given), beside=moments), sequences
-    )
+    traced = jax.jit(partial(peer.gradient, beta=BETA)).trace(*given)
+    return _by_token(traced_figures(traced, beside=moments), sequences)
 
 
 def _config(sequences: int) -> Config:
-    rows = {"plan__micro_batch_tokens": sequences * (PROMPT + COMPLETION)}
-    return v5e_config("gemma3_1b", slots=16, prompt=PROMPT, new=COMPLETION, **rows)
+    sizes = {"slots": 16, "prompt": PROMPT, "new": COMPLETION}
+    tokens = sequences * (PROMPT + COMPLETION)
+    return config_of("gemma3-1b", device=COMPILER, **sizes, plan__micro_batch_tokens=tokens)
 
 
 def _by_token(found: dict[str, Any], sequences: int) -> Figures:
-    if not found["fits"]:
-        return found
-    return {**found, "us_per_token": 1e3 * found["ms"] / (sequences * (PROMPT + COMPLETION))}
+    if found["fits"]:
+        found["us_per_token"] = 1e3 * found["ms"] / (sequences * (PROMPT + COMPLETION))
+    return found
 
 
-def benchmark(request: argparse.Namespace) -> Benchmark:
+def sections(_: argparse.Namespace) -> list[Section]:
     """Rows for small and large micro-batches, and for Tunix's largest that fits."""
-    del request
     rows = [
         *(Row(f"{n} sequences", ours, {"sequences": n}, programs=1) for n in (1, 2, 8, 32, 128)),
         Row("Tunix, 8 sequences", tunix, {"sequences": 8}, programs=1),
@@ -83,4 +82,4 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         "tokens, Adam included; ours with topk KL, k = 64, each layer recomputed; Tunix's loss as "
         "it ships, base on every chip; milliseconds are the compiler's estimate"
     )
-    return Benchmark([Section("gradient", title, rows, [Bound("gib", most=12.0, rows="128 *")])])
+    return [Section("gradient", title, rows, [Bound("gib", most=12.0, rows="128 *")])]

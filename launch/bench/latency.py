@@ -5,20 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
+from launch.bench.costs import chosen_models, samplers, study_row
+from launch.bench.harness import Bound, Figures, Found, Section, lines
+from launch.bench.shapes import COMPILER, config_of
 
-from launch.bench.harness import Benchmark, Figures, Section, lines
-from launch.bench.shapes import (
-    COMPILER,
-    chosen_models,
-    config_of,
-    curve,
-    expected_on,
-    sampler,
-    study_row,
-)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BATCHES, COMPILED_BATCHES, QUICK_BATCHES = (1, 2, 4, 8, 16, 64), (1, 8, 64), (1, 8)
 LENGTHS, QUICK_LENGTHS = (128, 512, 2048, 4096), (256,)
@@ -39,39 +33,37 @@ NEW = 32
 def decode(
     *, model: str, device: str, precision: str, length: int, batches: Sequence[int]
 ) -> Figures:
-    """Milliseconds of a decode step by batch, at half of `length` positions."""
-    costs = curve(
-        model,
-        PRECISIONS[precision],
-        device=device,
-        slots=batches,
-        prompt=length // 2,
-        new=length - length // 2,
-        parts=["segment"],
-    )
-    return {f"{batch}": 1e3 * one.step_s for batch, one in costs}
+    """Milliseconds of a decode step by batch, at half of `length` positions.
+
+    `compilations`: during the timing, after the programs were compiled.
+    """
+    sizes = {"prompt": length // 2, "new": length - length // 2}
+    configs = [
+        config_of(model, device=device, slots=batch, **sizes, **PRECISIONS[precision])
+        for batch in batches
+    ]
+    costs = list(samplers(model, configs, device=device, parts=["segment"]))
+    found = {f"{n}": 1e3 * one.step_s for n, one in zip(batches, costs, strict=False)}
+    return {**found, "compilations": sum(one.compilations for one in costs)}
 
 
 def prefill(*, model: str, device: str, prompts: Sequence[int]) -> Figures:
     """Milliseconds of the prefill of one prompt by its length, filling of a slot included."""
-    found = {}
-    for prompt in prompts:
-        config = config_of(model, device=device, slots=1, prompt=prompt, new=NEW)
-        one = sampler(model, config, device=device, parts=["prefill"])
-        found[f"{prompt}"] = 1e3 * one.prefill_s
-    return found
+    configs = [config_of(model, device=device, slots=1, prompt=n, new=NEW) for n in prompts]
+    costs = samplers(model, configs, device=device, parts=["prefill"])
+    return {f"{n}": 1e3 * one.prefill_s for n, one in zip(prompts, costs, strict=False)}
 
 
-def draw(found: Mapping[str, Figures], *, x: str) -> Figure:
+def draw(found: Found, *, x: str) -> Figure:
     """Milliseconds against what the columns vary."""
     points = {
         name: [(int(key), value) for key, value in row.items() if key.isdecimal()]
         for name, row in found.items()
     }
-    return lines(points, x=x, y=["milliseconds"])
+    return lines(points, (x, "milliseconds"), [(0, 1)])
 
 
-def benchmark(request: argparse.Namespace) -> Benchmark:
+def sections(request: argparse.Namespace) -> list[Section]:
     """A row for each model, precision and length.
 
     Compiled: all lengths of gemma3-1b as loaded, elsewhere one length.
@@ -88,7 +80,6 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
             decode,
             {"precision": precision, "length": length, "batches": batches},
             sizes=len(batches),
-            programs=len(batches),
         )
         for model in chosen_models(request)
         for length in lengths
@@ -98,32 +89,22 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         or (model, precision) == ("gemma3-1b", "as loaded")
     ]
     reads = [
-        study_row(
-            request,
-            model,
-            "",
-            prefill,
-            {"prompts": prompts},
-            sizes=len(prompts),
-            programs=len(prompts),
-        )
+        study_row(request, model, "", prefill, {"prompts": prompts}, sizes=len(prompts))
         for model in chosen_models(request)
     ]
-    return Benchmark(
-        [
-            Section(
-                "decode",
-                "Milliseconds of a decode step by batch, caches half full; what is missing does "
-                "not fit",
-                rows,
-                draw=partial(draw, x="batch"),
-            ),
-            Section(
-                "prefill",
-                "Milliseconds of one prompt's prefill by its tokens",
-                reads,
-                draw=partial(draw, x="tokens of the prompt"),
-            ),
-        ],
-        expected_on=expected_on(request),
-    )
+    return [
+        Section(
+            "decode",
+            "Milliseconds of a decode step by batch, caches half full; what is missing does not "
+            "fit; programs compiled while they were timed",
+            rows,
+            [] if compiled else [Bound("compilations", most=0)],
+            draw=partial(draw, x="batch"),
+        ),
+        Section(
+            "prefill",
+            "Milliseconds of one prompt's prefill by its tokens",
+            reads,
+            draw=partial(draw, x="tokens of the prompt"),
+        ),
+    ]

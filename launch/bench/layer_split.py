@@ -70,11 +70,9 @@ class LayerSplit(Policy):
     """A Gemma 2 or 3 whose layers are split over the mesh axis tp, for `LearnerPrograms`.
 
     Parameters named `layers.INDEX.` are those of this layer of each stage, `stages ...`, with zeros
-    where the last stages have fewer layers. Sequences must not be longer than the sliding window:
-    local and global layers then differ in RoPE only.
-
-    Attributes:
-        micro_batches: that a batch is divided into; must divide its rows.
+    where the last stages have fewer layers. Sequences must not be longer than the sliding window,
+    and RoPE must not be scaled: local and global layers then differ in its base only. A batch is
+    divided into `micro_batches`, which must divide its rows.
     """
 
     micro_batches: int = 1
@@ -144,15 +142,8 @@ class LayerSplit(Policy):
         """Decodes `steps` tokens in each slot, the most likely ones, with a loop on the devices.
 
         Unlike `DecodePrograms.segment` it does not copy the new positions to the rings at its end.
-
-        Args:
-            base: by stage.
-            adapter: by stage.
-            last: newest token of each slot, not yet in the rings.
-            start: positions in the rings.
-            rings: keys and values, `stages slots kv_heads ring head_dim`, of the layers of a stage.
-            head: sizes of its blocks.
-            steps: number of tokens.
+        The rings hold keys and values, `stages slots kv_heads ring head_dim`, of the `start`
+        positions before `last`, the newest token of each slot.
         """
         keys, one = jnp.zeros((len(last), 2), jnp.uint32), jnp.float32(1)
         ring = rings[0][0]
@@ -212,20 +203,13 @@ class LayerSplit(Policy):
         factor = norm_factor(base["final_norm.scale"], self.architecture.shape)
         return (unit * factor).astype(x.dtype), recent
 
-    def _ropes(self) -> tuple[Array, Array, Array]:
-        """RoPE's base, its scale, and whether it is a layer of the model, each `stages depth`."""
+    def _ropes(self) -> tuple[Array, Array]:
+        """RoPE's base, and whether it is a layer of the model, each `stages depth`."""
         shape, config = self.architecture.shape, self.architecture.config
-        kinds = [
-            (config.local_base_frequency, config.local_scale_factor)
-            if local
-            else (config.global_base_frequency, config.global_scale_factor)
-            for local in shape.local
-        ]
-        places = self.stages, self.depth
-        kinds += (self.stages * self.depth - shape.layers) * kinds[:1]
-        bases, scales = np.array(kinds, np.float32).T.reshape(2, *places)
-        real = jnp.arange(len(kinds)) < shape.layers
-        return jnp.asarray(bases), jnp.asarray(scales), real.reshape(places)
+        bases = np.full(self.stages * self.depth, config.local_base_frequency, np.float32)
+        bases[: shape.layers][~np.array(shape.local)] = config.global_base_frequency
+        real, places = np.arange(len(bases)) < shape.layers, (self.stages, self.depth)
+        return jnp.asarray(bases.reshape(places)), jnp.asarray(real.reshape(places))
 
     def _pipeline(
         self, layers: Any, x: Array, rows: tuple[Array, Attend], caches: Any
@@ -277,7 +261,7 @@ class LayerSplit(Policy):
         attend: Attend,
         cache: LayerCache,
     ) -> tuple[Array, LayerCache]:
-        base, adapter, (rope, scale, real) = weights
+        base, adapter, (rope, real) = weights
         graph, state = self._block
         flat = []
         for path, variable in nnx.to_flat_state(state):
@@ -289,8 +273,8 @@ class LayerSplit(Policy):
                 value = value.astype(variable.dtype)
             flat.append((path, variable.replace(value)))
         block = nnx.merge(graph, nnx.from_flat_state(flat))
-        vars(block.layers[0].attn).update(rope_base_frequency=rope, rope_scale_factor=1.0)
-        found, cache = block(x, positions / scale, attend=attend, cache=cache)
+        vars(block.layers[0].attn).update(rope_base_frequency=rope)
+        found, cache = block(x, positions, attend=attend, cache=cache)
         return jnp.where(real, found, x), cache
 
 

@@ -7,51 +7,43 @@ are no longer than the sliding window.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 from jax.sharding import Mesh
-from matplotlib.figure import Figure
 
 from configs.machine import this_machine
 from configs.plan import HEAD_TOKENS, HEAD_VOCAB, TPU_LEASES
 from configs.schema import Config
-from launch.bench.harness import Benchmark, Figures, Row, Section
+from launch.bench.costs import chosen_models, fits_host, study_row, traced_figures
+from launch.bench.harness import Figures, Found, Row, Section, lines
 from launch.bench.layer_split import LayerSplit
-from launch.bench.shapes import (
-    COMPILER,
-    SHAPES,
-    chosen_models,
-    config_of,
-    expected_on,
-    study_row,
-)
-from launch.bench.small_gemma import VOCABULARY
-from launch.bench.v5e import traced_figures
+from launch.bench.shapes import COMPILER, SHAPES, VOCABULARY, config_of, policy_of
 from pipeline.compute.aot.compile import v5e_devices
 from pipeline.compute.decode.cache import ring_slots
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.device_memory import program_bytes
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.learner.timing import fastest_s
-from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.attention import Layout, PackedAttention
 from pipeline.compute.model.head import Head
 from pipeline.compute.model.policy import Params, Policy
-from pipeline.compute.model.sharding import in_host, lowered, make_mesh, replicated
+from pipeline.compute.model.sharding import in_host, lowered, replicated
 from pipeline.data.models.find_shape import PUBLISHED
 from pipeline.data.models.hf_config import read_model_shape, text_config
 from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.cost_model.roofline import HOST_BYTES_PER_S
 from pipeline.plan.topology import GIB
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DECODE, GRADIENT = "decode", "gradient"
 REPLICATED, FSDP, TENSOR = "replicated", "fsdp", "tensor parallel"
@@ -66,8 +58,6 @@ DETAILED = "gemma3-1b"
 TIERS_GIB = (16, 24, 80)
 ROOM = 0.9
 """Share of a device for base and caches; the rest is for adapter, optimizer and temporaries."""
-_HOST_ROOM = 0.7
-"""Share of the host's free memory that virtual devices may take."""
 
 
 class Streamed(Policy):
@@ -103,8 +93,7 @@ def layout(
     if len(chips) < devices:
         return {"how": f"there are {len(chips)} devices"}
     config = _config(model, device, name, devices, sizes)
-    rows = sizes["rows"] * devices
-    found: dict[str, Any] = {}
+    rows, found = sizes["rows"] * devices, dict[str, Any]()
     policy = _policy(model, config, chips, name, micro_batches=devices)
     if isinstance(policy, LayerSplit):
         traced = _trace_decode(policy, config)
@@ -140,18 +129,18 @@ def bubble(
     if len(chips) < stages:
         return {"how": f"there are {len(chips)} devices"}
     config, seconds = _config(model, device, GPIPE, stages, sizes), dict[int, float]()
+
+    def forward(policy: Policy, base: Params, adapter: Params, tokens: jax.Array) -> jax.Array:
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        attend = PackedAttention(Layout(positions, jnp.ones_like(positions)))
+        return policy.bind(base, adapter)(tokens, positions, attend=attend)[0]
+
     for count in micro_batches:
         policy = _policy(model, config, chips, GPIPE, micro_batches=count)
-
-        def forward(base: Params, adapter: Params, tokens: jax.Array, policy: Policy) -> jax.Array:
-            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-            attend = PackedAttention(Layout(positions, jnp.ones_like(positions)))
-            return policy.bind(base, adapter)(tokens, positions, attend=attend)[0]
-
         tokens = jax.ShapeDtypeStruct(
             (count, config.row_tokens), jnp.int32, sharding=replicated(policy.mesh)
         )
-        program = policy.jit(partial(forward, policy=policy))
+        program = policy.jit(partial(forward, policy))
         one = cost(program.trace(*policy.abstract_params(), tokens), policy.mesh)
         assert one is not None, count
         seconds[count] = one[0]
@@ -186,11 +175,7 @@ def _policy(
     """The model in a layout; the number of micro-batches is that of GPipe."""
     split = partial(LayerSplit, micro_batches=micro_batches if name == GPIPE else 1)
     kinds: Mapping[str, Callable[..., Policy]] = {SPLIT: split, GPIPE: split, STREAMED: Streamed}
-    return kinds.get(name, Policy)(
-        architecture(SHAPES[model], dtype=jnp.dtype(config.model.dtype)),
-        lora=config.lora,
-        mesh=make_mesh(chips, fsdp=config.plan.fsdp, tp=config.plan.tp),
-    )
+    return policy_of(SHAPES[model], config, chips, kinds.get(name, Policy))
 
 
 def _trace_decode(policy: LayerSplit, config: Config) -> jax.stages.Traced:
@@ -214,18 +199,14 @@ def cost(
 ) -> tuple[float, float] | None:
     """Seconds of a program and GiB of a device; None: it does not fit.
 
-    Args:
-        traced: the program; the only argument that it may overwrite is the third.
-        mesh: its devices; of TPUs without one the compiler answers.
-        trips: expected trip count of loops whose own depends on the arguments, for the compiler.
+    The program may overwrite its third argument only. Of TPUs without one the compiler answers.
     """
     if mesh.devices.flat[0].platform == "tpu" and jax.default_backend() != "tpu":
         found = traced_figures(traced, trips=trips)
         return (found["ms"] / 1e3, found["gib"]) if found["fits"] else None
     program = lowered(traced, mesh).compile()
     needed = program_bytes(program)
-    on_cpu = jax.default_backend() == "cpu"
-    if on_cpu and needed * mesh.size > _HOST_ROOM * psutil.virtual_memory().available:
+    if not fits_host(needed * mesh.size):
         return None
     shapes, places = program.args_info[0], program.input_shardings[0]
     arguments = list(jax.tree.map(_constant, shapes, places))
@@ -275,49 +256,30 @@ def device_bytes(shape: ModelShape, name: str, devices: int) -> float:
     return base[name] + caches
 
 
-def draw(found: Mapping[str, Figures]) -> Figure:
-    """Rates against devices, by model, and each layout's share of the replicated one's at last."""
-    keys = {name: tuple(name.split(", ")) for name in found}
-    rates = {keys[name]: row for name, row in found.items()}
-    last = max((int(count) for *_, count in keys.values()), default=LARGEST)
-    models = list(dict.fromkeys(model for model, *_ in rates))
-    figure = Figure(figsize=(4.2 * (len(models) + 1), 7), layout="constrained")
-    panes = figure.subplots(2, len(models) + 1)
-    for row, work in zip(panes, (DECODE, GRADIENT), strict=True):
-        for (number, model), (place, name) in product(enumerate(models), enumerate(LAYOUTS)):
-            known = {
-                count: rates.get((model, REPLICATED if count == 1 else name, f"{count}"), {})
-                for count in COUNTS
-            }
-            if name == STREAMED:
-                known = {1: rates.get((model, name, "1"), {})}
-            points = {count: figures[work] for count, figures in known.items() if work in figures}
-            style = {"color": f"C{place}", "label": name}
-            row[number].plot(list(points), list(points.values()), "o-", **style)
-            whole = rates.get((model, REPLICATED, f"{last}"), {}).get(work)
-            if whole and last in points:
-                row[-1].bar(number + 0.16 * (place - 2), points[last] / whole, 0.15, **style)
-            row[number].set(title=model, xlabel="devices", ylabel=f"{work}, tokens a second")
-            row[number].set(yscale="log")
-            row[number].set_xscale("log", base=2)
-            row[number].set_xticks(COUNTS, [f"{count}" for count in COUNTS])
-            row[number].grid(alpha=0.3)
-        row[-1].set(title=f"{last} devices", ylabel=f"{work}, over the replicated rate")
-        row[-1].set_xticks(range(len(models)), models)
-    panes[0][0].legend(fontsize="small")
-    return figure
+def draw(found: Found) -> Figure:
+    """Rates against devices; a line is a model, a colour a layout."""
+
+    def point(name: str) -> list[float]:
+        rates = [found.get(name, {}).get(work, math.nan) for work in (DECODE, GRADIENT)]
+        return [int(name.rpartition(", ")[2]), *rates]
+
+    points: dict[str, list[list[float]]] = {}
+    for name in found:
+        model, how, _ = name.split(", ")
+        # One device is the same for all layouts but the streamed one.
+        alone = [] if how in (REPLICATED, STREAMED) else [point(f"{model}, {REPLICATED}, 1")]
+        points.setdefault(f"{model}, {how}", alone).append(point(name))
+    columns = ("devices", "decoded tokens a second", "positions of the gradient a second")
+    return lines(points, columns, [(0, 1), (0, 2)], group=lambda line: line.split(", ")[1])
 
 
-def benchmark(request: argparse.Namespace) -> Benchmark:
+def sections(request: argparse.Namespace) -> list[Section]:
     """Rows by model, layout and number of devices; by pipeline; by memory of a device."""
     compiled, models = request.device == COMPILER, chosen_models(request)
     given = {"sizes": QUICK if request.quick else SIZES}
     stages, micro_batches = (8, (1, 8, 32, 64)) if compiled else (4, (1, 4, 16))
     virtual = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={LARGEST}"
     environment = {} if compiled else {"XLA_FLAGS": virtual}
-    batch = "{slots} slots and {rows} rows a device, {prompt} + {new} tokens".format(
-        **given["sizes"]
-    )
     layouts = [
         study_row(
             request,
@@ -325,48 +287,30 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
             f", {name}, {devices}",
             layout,
             {**given, "name": name, "devices": devices},
-            sizes=programs,
-            programs=programs,
+            sizes=1 if name == STREAMED else 2,
         )
         for model in models
         for name in LAYOUTS
-        for programs in [1 if name == STREAMED else 2]
         for devices in _counts(model, name, request)
     ]
+    pipeline = {**given, "stages": stages, "micro_batches": micro_batches}
     bubbles = [
-        study_row(
-            request,
-            model,
-            f", {stages} stages",
-            bubble,
-            {**given, "stages": stages, "micro_batches": micro_batches},
-            sizes=len(micro_batches),
-            programs=len(micro_batches),
-        )
+        study_row(request, model, f", {stages} stages", bubble, pipeline, sizes=len(micro_batches))
         for model in models
         if model == DETAILED or not compiled
     ]
     fits = [Row(f"{tier} GiB", largest, {"tier_gib": tier}, seconds=5) for tier in TIERS_GIB]
-    title = "Share of a pipeline's time that is bubble, by micro-batches, and expected share"
-    return Benchmark(
-        [
-            Section(
-                "layouts",
-                f"Tokens a second by model, layout and devices; {batch}; measured gradients learn "
-                "all positions, compiled ones the expected share",
-                layouts,
-                environment=environment,
-                draw=draw,
-            ),
-            Section("bubble", title, bubbles, environment=environment),
-            Section(
-                "largest",
-                "Billions of parameters that fit, by memory of a device, layout and devices",
-                fits,
-            ),
-        ],
-        expected_on=expected_on(request),
-    )
+    title = (
+        "Tokens a second by model, layout and devices; {slots} slots and {rows} rows a device, "
+        "{prompt} + {new} tokens; measured gradients learn all positions, compiled ones their share"
+    ).format(**given["sizes"])
+    share = "Share of a pipeline's time that is bubble, by micro-batches, and expected share"
+    fitting = "Billions of parameters that fit, by memory of a device, layout and devices"
+    return [
+        Section("layouts", title, layouts, environment=environment, draw=draw),
+        Section("bubble", share, bubbles, environment=environment),
+        Section("largest", fitting, fits),
+    ]
 
 
 def _counts(model: str, name: str, request: argparse.Namespace) -> Sequence[int]:

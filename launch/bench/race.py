@@ -13,101 +13,52 @@ import argparse
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
-from matplotlib.figure import Figure
 from safetensors.numpy import load_file
 
+from configs.evaluation import EXACT_ANSWER
 from configs.load import load_config
-from launch.bench.harness import CPU_ONLY, Benchmark, Claim, Figures, Row, Section, in_child
+from launch.bench.harness import CPU_ONLY, Claim, Figures, Found, Row, Section, in_child, lines
 from launch.bench.launched import trained
-from launch.bench.rates import Runs
 from launch.peak_memory import PeakMemory
+from pipeline.compute.decode.engine import Engine
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.compute.opening import open_policy
+from pipeline.compute.program_cache import use_program_cache
+from pipeline.data.load import load_data
+from pipeline.data.text.prompts import PromptMaker
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.evaluate.evaluation import judge, requests
+from pipeline.plan.search.fitting import first_sizes, with_chosen_placement
+from pipeline.plan.sizes import sized
 from pipeline.run.cache_folder import CACHE_VARIABLE
+from pipeline.types import Prompt
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 OURS, TUNIX = "ours", "Tunix"
+EVERY = 10
+"""Steps between two evaluated versions."""
 THIRD = 3.0
 """Tunix's final accuracy is wanted in its seconds divided by this."""
 
 
-def ours(*, config: str, seed: int, lr: float, seconds: float, every: int) -> Figures:
-    """A run of this pipeline with a time budget; see `_figures`."""
-    settings = {
-        "run.seed": seed,
-        "learner.lr": lr,
-        "budget.steps": "none",
-        "budget.time": f"{seconds:.0f}s",
-        "eval.every_steps": every,
-    }
-    with (
-        tempfile.TemporaryDirectory(prefix="race") as cache,
-        PeakMemory() as peak,
-        trained(config, settings, environment={CACHE_VARIABLE: cache}) as run,
-    ):
-        elapsed = [row["time/elapsed_s"] for row in run.metrics]
-        rollout = load_config(config).rollout
-        rollouts = rollout.prompts_per_step * rollout.group_size
-        tokens = np.cumsum([rollouts * row["rollout/tokens_mean"] for row in run.metrics]).tolist()
-        validated = {one["step"]: one["accuracy"] for one in run.evaluations("validation")}
-        (before,) = run.evaluations("test_before")
-        test = before["accuracy"], run.summary["eval"]["after"]["accuracy"]
-    return _figures(validated, elapsed, tokens, test=test, peak_bytes=peak.bytes)
-
-
-def tunix(*, config: str, seed: int, lr: float, seconds: float, every: int) -> Figures:
-    """A run of Tunix; see `_figures`."""
-    from launch.bench import tunix_grpo
-
-    with tempfile.TemporaryDirectory(prefix="race") as folder:
-        task = {"config": config, "seed": seed, "lr": lr, "seconds": seconds, "every": every}
-        with PeakMemory() as peak:
-            found = in_child(tunix_grpo.train, {**task, "folder": folder}, environment={})
-        validated, test = evaluated(config, Path(folder))
-    return _figures(
-        validated, found["elapsed_s"], found["tokens"], test=test, peak_bytes=peak.bytes
-    )
-
-
-def evaluated(config: str, folder: Path) -> tuple[dict[int, float], tuple[float, float]]:
-    """Greedy accuracies of the versions in a folder.
+def raced(*, side: str, config: str, seed: int, lr: float, seconds: float) -> Figures:
+    """A run of one side on the task of a configuration.
 
     Returns:
-        On the validation split, by step; on the test split, of the first version and of the best
-        by validation.
+        A point for each evaluated version: seconds since the command, tokens generated until then,
+        step, accuracy on the validation split. Accuracies on the test split are those of the base
+        and of the best version by validation.
     """
-    opened = Runs(load_config(config))
-    validation, test = opened.data.validation, opened.data.test
-    assert validation is not None
-    assert test is not None
-
-    def accuracy(step: int, prompts: Sequence[Any]) -> float:
-        adapter = opened.policy.place_adapter(load_file(folder / f"{step}.safetensors"))
-        return float(opened.measure(prompts, adapter, samples=1).correct.mean())
-
-    steps = sorted(int(path.stem) for path in folder.glob("*.safetensors"))
-    validated = {step: accuracy(step, validation.prompts) for step in steps}
-    best = max(steps, key=lambda step: (validated[step], -step))
-    return validated, (accuracy(steps[0], test.prompts), accuracy(best, test.prompts))
-
-
-def _figures(
-    validated: Mapping[int, float],
-    elapsed: Sequence[float],
-    tokens: Sequence[float],
-    *,
-    test: tuple[float, float],
-    peak_bytes: int,
-) -> dict[str, Any]:
-    """The figures of a run.
-
-    Args:
-        validated: accuracy on the validation split by step.
-        elapsed: seconds from the command to the end of each step.
-        tokens: generated until then.
-        test: accuracy on the test split, of the base and of the best version by validation.
-        peak_bytes: of the run's processes.
-    """
+    run = ours if side == OURS else tunix
+    with tempfile.TemporaryDirectory(prefix="race") as folder, PeakMemory() as peak:
+        elapsed, tokens, validated, test = run(config, seed, lr, seconds, folder=Path(folder))
     if not elapsed:
         raise ValueError("no step was done in this time; give more --minutes")
     points = [
@@ -121,35 +72,90 @@ def _figures(
         "tokens_generated": int(tokens[-1]),
         "test_before": test[0],
         "test_after": test[1],
-        "peak_gib": peak_bytes / 2**30,
+        "peak_gib": peak.bytes / 2**30,
         "points": points,
     }
 
 
-def draw(found: Mapping[str, Figures]) -> Figure:
+Run = tuple[Sequence[float], Sequence[float], Mapping[int, float], tuple[float, float]]
+"""Seconds and tokens until the end of each step, accuracies on the validation split by step, and on
+the test split before and after."""
+
+
+def ours(config: str, seed: int, lr: float, seconds: float, *, folder: Path) -> Run:
+    """A run of this pipeline with a time budget; the folder is its empty cache."""
+    settings = {
+        "run.seed": seed,
+        "learner.lr": lr,
+        "budget.steps": "none",
+        "budget.time": f"{seconds:.0f}s",
+        "eval.every_steps": EVERY,
+    }
+    with trained(config, settings, environment={CACHE_VARIABLE: str(folder)}) as run:
+        elapsed = [row["time/elapsed_s"] for row in run.metrics]
+        rollout = load_config(config).rollout
+        rollouts = rollout.prompts_per_step * rollout.group_size
+        tokens = np.cumsum([rollouts * row["rollout/tokens_mean"] for row in run.metrics])
+        validated = {one["step"]: one["accuracy"] for one in run.evaluations("validation")}
+        (before,) = run.evaluations("test_before")
+        test = before["accuracy"], run.summary["eval"]["after"]["accuracy"]
+    return elapsed, tokens.tolist(), validated, test
+
+
+def tunix(config: str, seed: int, lr: float, seconds: float, *, folder: Path) -> Run:
+    """A run of Tunix, whose versions in the folder are then evaluated."""
+    # Imported late: our side does without Tunix.
+    from launch.bench import tunix_grpo
+
+    asked = {"config": config, "seed": seed, "lr": lr, "seconds": seconds, "every": EVERY}
+    found = in_child(tunix_grpo.train, {**asked, "folder": str(folder)}, environment={})
+    use_program_cache()
+    task = with_chosen_placement(load_config(config), None)
+    task = sized(task, first_sizes(task, None))
+    model, tokenizer = Path(task.model.path), read_tokenizer(Path(task.model.path))
+    data, maker = load_data(task, tokenizer), PromptMaker(task.prompt, tokenizer)
+    mesh = make_mesh(jax.devices()[:1])
+    policy, base = open_policy(model, dtype=task.model.dtype, lora=task.lora, mesh=mesh)
+    vocabulary = Vocabulary.of(tokenizer, task.rollout)
+    engine = Engine(policy, base, task, vocabulary, text_of=tokenizer.decode)
+    assert data.validation is not None
+    assert data.test is not None
+
+    def accuracy(step: int, prompts: Sequence[Prompt]) -> float:
+        """Of the greedy answers."""
+        drawn = engine.generate(
+            requests(prompts, phase="validation"),
+            adapter=policy.place_adapter(load_file(folder / f"{step}.safetensors")),
+            version=0,
+            adapter_sha256="",
+            temperature=0.0,
+        )
+        exact = task.with_metric(EXACT_ANSWER)
+        return float(judge(prompts, drawn, config=exact, maker=maker).correct.mean())
+
+    steps = sorted(int(path.stem) for path in folder.glob("*.safetensors"))
+    validated = {step: accuracy(step, data.validation.prompts) for step in steps}
+    best = max(steps, key=lambda step: (validated[step], -step))
+    test = accuracy(steps[0], data.test.prompts), accuracy(best, data.test.prompts)
+    return found["elapsed_s"], found["tokens"], validated, test
+
+
+def draw(found: Found) -> Figure:
     """Accuracy on the validation split against seconds, generated tokens and steps.
 
     A line is a run; the best learning rate of each side is drawn.
     """
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    panes = figure.subplots(1, 3, sharey=True)
-    for side, colour in ((OURS, "tab:blue"), (TUNIX, "tab:orange")):
-        for number, run in enumerate(_best_runs(found, side).values()):
-            label = side if number == 0 else None
-            points = np.array(run["points"])
-            for pane, column in zip(panes, range(3), strict=True):
-                pane.plot(
-                    points[:, column], points[:, 3], ".-", color=colour, alpha=0.8, label=label
-                )
-    for pane, name in zip(panes, ("seconds", "generated tokens", "steps"), strict=True):
-        pane.set_xlabel(name)
-        pane.grid(alpha=0.3)
-    panes[0].set_ylabel("accuracy on the validation split")
-    panes[0].legend()
-    return figure
+    points = {
+        f"{side}, {seed}": run["points"]
+        for side in (OURS, TUNIX)
+        for seed, run in _best_runs(found, side).items()
+    }
+    columns = ("seconds", "generated tokens", "steps", "accuracy on the validation split")
+    panes = [(column, 3) for column in range(3)]
+    return lines(points, columns, panes, scale="linear", group=lambda name: name.partition(", ")[0])
 
 
-def _best_runs(found: Mapping[str, Figures], side: str) -> dict[str, Figures]:
+def _best_runs(found: Found, side: str) -> dict[str, Figures]:
     """The runs of a side with the learning rate whose last accuracies are best, by seed."""
     by_rate: dict[str, dict[str, Figures]] = {}
     for name, figures in found.items():
@@ -163,7 +169,7 @@ def _best_runs(found: Mapping[str, Figures], side: str) -> dict[str, Figures]:
     return max(by_rate.values(), key=last, default={})
 
 
-def _claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
+def _claims(found: Found) -> Iterator[Claim]:
     us, them = _best_runs(found, OURS), _best_runs(found, TUNIX)
     for seed in (one for one in us if one in them):
         we, they = us[seed], them[seed]
@@ -191,36 +197,29 @@ def _claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
         )
 
 
-def benchmark(request: argparse.Namespace) -> Benchmark:
-    """A row for each side, learning rate and seed.
-
-    Raises:
-        ValueError: for a mistake in the configuration, or if it lacks a split.
-        FileNotFoundError: if there is no such configuration.
-    """
+def sections(request: argparse.Namespace) -> list[Section]:
+    """A row for each side, learning rate and seed."""
     config = load_config(request.config)
-    if config.data.validation is None or config.data.test is None:
-        raise ValueError("data.validation and data.test are needed: the race is judged on them")
     if config.learner.schedule != "constant" or config.learner.loss != "grpo":
         raise ValueError("the race needs learner.schedule = constant and learner.loss = grpo")
     minutes = request.minutes or (3 if request.quick else 6)
     seeds = request.seeds or ([0] if request.quick else [0, 1, 2])
-    given = {"config": request.config, "seconds": 60 * minutes, "every": request.every}
+    given = {"config": request.config, "seconds": 60 * minutes}
     rows = [
         Row(
             f"{side}, lr {lr:g}, seed {seed}",
-            run,
-            {**given, "lr": lr, "seed": seed},
+            raced,
+            {**given, "side": side, "lr": lr, "seed": seed},
             # Tunix's versions are evaluated afterwards.
             seconds=60 * (minutes + (side == TUNIX)),
         )
         for seed in seeds
         for lr in request.lr or [config.learner.lr]
-        for side, run in ((OURS, ours), (TUNIX, tunix))
+        for side in (OURS, TUNIX)
     ]
     title = (
         f"The same task for {minutes:g} minutes: accuracies on the test split, of the base and of "
         "the best version by validation; memory of all processes"
     )
     environment = CPU_ONLY if config.plan.platform == "cpu" else {}
-    return Benchmark([Section("race", title, rows, [_claims], environment, draw=draw)])
+    return [Section("race", title, rows, [_claims], environment, draw=draw)]

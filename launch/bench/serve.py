@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import argparse
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from launch.bench.harness import Benchmark, Figures, Section, how, lines
+from launch.bench.costs import chosen_models, samplers, study_row
+from launch.bench.harness import Figures, Found, Section, how, lines
 from launch.bench.latency import PRECISIONS
-from launch.bench.shapes import chosen_models, config_of, expected_on, sampler, study_row
+from launch.bench.shapes import config_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Requests per second."""
-REQUESTS, QUICK_REQUESTS = 2_000, 300
-SLOTS, QUICK_SLOTS = 256, 16
-PROMPT, NEW = 1024, 1024
-QUICK_PROMPT, QUICK_NEW = 32, 64
+SIZES = {"slots": 256, "prompt": 1024, "new": 1024, "requests": 2_000}
+QUICK = {"slots": 16, "prompt": 32, "new": 64, "requests": 300}
 SPREAD = 0.8
 """Of mixed lengths: standard deviation of the logarithm; the median is a third of the longest."""
 KNEE = 0.25
@@ -36,15 +37,7 @@ slots."""
 
 @dataclass(frozen=True)
 class Engine:
-    """Costs of the engine.
-
-    Attributes:
-        slots: that decode at once.
-        segment: decode steps between two admissions.
-        step_s: seconds of a step.
-        prefill_s: of a prefill.
-        prefilled: prompts of a prefill.
-    """
+    """Slots, steps between two admissions, seconds of a step and of a prefill, prompts of it."""
 
     slots: int
     segment: int
@@ -54,12 +47,7 @@ class Engine:
 
 
 def simulate(engine: Engine, arrivals: Sequence[float], tokens: Sequence[int]) -> dict[str, float]:
-    """Serves requests.
-
-    Args:
-        engine: its costs.
-        arrivals: seconds, ascending.
-        tokens: of each completion.
+    """Serves requests that arrive at these seconds, each for so many tokens.
 
     Returns:
         Tokens a second until the last arrival; `backlog`, the requests that wait then; medians and
@@ -125,76 +113,52 @@ def served(
     config = config_of(
         model, device=device, slots=slots, prompt=prompt, new=new, **PRECISIONS[precision]
     )
-    try:
-        costs = sampler(model, config, device=device)
-    except MemoryError:
+    costs = next(samplers(model, [config], device=device), None)
+    if costs is None:
         return {"fits": False}
-    (bucket,) = config.prompt_buckets
-    engine = Engine(
-        slots, config.segment_steps, costs.step_s, costs.prefill_s, config.prefill_rows(bucket)
-    )
+    rows = config.prefill_rows(max(config.prompt_buckets))
+    engine = Engine(slots, config.segment_steps, costs.step_s, costs.prefill_s, rows)
     rng = np.random.default_rng(0)
     tokens = np.full(requests, new)
     if lengths == "mixed":
         drawn = rng.lognormal(np.log(new / 3), SPREAD, requests)
         tokens = np.clip(drawn.round(), 1, new).astype(int)
     gaps = rng.exponential(1.0, requests)
-    points = []
-    for rate in RATES:
-        arrivals = np.cumsum(gaps / rate)
-        found = simulate(engine, arrivals.tolist(), tokens.tolist())
-        points.append({"rate": rate, **found})
-    knee = max(
-        (point for point in points if point["backlog"] <= KNEE * slots),
-        key=lambda point: point["rate"],
-        default=points[0],
-    )
+    points = [
+        {"rate": rate, **simulate(engine, np.cumsum(gaps / rate).tolist(), tokens.tolist())}
+        for rate in RATES
+    ]
+    kept_up = [point for point in points if point["backlog"] <= KNEE * slots]
+    knee = (kept_up or points[:1])[-1]
     most = max(point["tokens_per_s"] for point in points)
     return {
         "how": f"simulated, steps {how()}",
         "knee_requests_per_s": knee["rate"],
-        **{name: knee[name] for name in ("tokens_per_s", "ttft_s", "ttft_p99_s")},
-        **{name: knee[name] for name in ("token_ms", "token_p99_ms", "queue")},
+        **{name: value for name, value in knee.items() if name not in ("rate", "backlog")},
         "most_tokens_per_s": most,
         "usd_per_million": usd / 3600 / most * 1e6,
         "points": points,
     }
 
 
-def words(found: Mapping[str, Figures]) -> Iterator[str]:
-    """Where each engine saturates."""
-    for name, row in found.items():
-        if "points" in row:
-            yield (
-                f"{name}: keeps up with {row['knee_requests_per_s']} of {RATES} requests a second; "
-                f"at most {row['most_tokens_per_s']:,.0f} tokens a second"
-            )
-
-
-def draw(found: Mapping[str, Figures]) -> Figure:
+def draw(found: Found) -> Figure:
     """Throughput and latencies against the offered load."""
-    shown = ("tokens_per_s", "ttft_p99_s", "token_p99_ms", "queue")
+    shown = ("rate", "tokens_per_s", "ttft_p99_s", "token_p99_ms", "queue")
     points = {
-        name: [[point[key] for key in ("rate", *shown)] for point in row.get("points", ())]
+        name: [[point[key] for key in shown] for point in row.get("points", ())]
         for name, row in found.items()
     }
-    return lines(points, x="requests a second", y=[name.replace("_", " ") for name in shown])
+    columns = ["requests a second", *(name.replace("_", " ") for name in shown[1:])]
+    return lines(points, columns, [(0, y) for y in range(1, len(shown))])
 
 
-def benchmark(request: argparse.Namespace) -> Benchmark:
+def sections(request: argparse.Namespace) -> list[Section]:
     """A row for each model, precision and kind of lengths."""
-    quick = request.quick
-    given: dict[str, Any] = {
-        "usd": request.usd,
-        "slots": QUICK_SLOTS if quick else SLOTS,
-        "prompt": QUICK_PROMPT if quick else PROMPT,
-        "new": QUICK_NEW if quick else NEW,
-        "requests": QUICK_REQUESTS if quick else REQUESTS,
-    }
+    given = {"usd": request.usd, **(QUICK if request.quick else SIZES)}
     title = (
-        f"Requests of {given['prompt']:,} tokens with completions of {given['new']:,} (mixed: "
-        f"lognormal, at most as many), {given['slots']} slots: figures at the largest rate that it "
-        f"keeps up with; dollars at {request.usd:g} an hour"
+        "Requests of {prompt:,} tokens with completions of {new:,} (mixed: lognormal, at most as "
+        "many), {slots} slots: figures at the largest rate that it keeps up with; dollars at "
+        "{usd:g} an hour"
     )
     rows = [
         study_row(
@@ -211,5 +175,4 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
         for precision in PRECISIONS
         for lengths in ("fixed", "mixed")
     ]
-    section = Section("serve", title, rows, words=words, draw=draw)
-    return Benchmark([section], expected_on=expected_on(request))
+    return [Section("serve", title.format(**given), rows, draw=draw)]

@@ -1,277 +1,144 @@
-"""What a sampler of a shape costs: measured with random weights, or compiled for a v5e."""
+"""The models of the studies, with random weights, and their configurations on one device."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+import configs
+from configs.load import load_config
 from configs.machine import this_machine
-from configs.schema import Config, Lora
-from launch.bench.harness import Figures, Row
-from launch.bench.small_gemma import (
-    GROUP,
-    PREFILLED,
-    SMALL,
-    VOCABULARY,
-    one_device,
-    random_policy,
-)
-from launch.bench.v5e import figures, v5e_config
-from pipeline.compute.decode.engine import Engine
-from pipeline.compute.decode.rollout_weights import RolloutWeights, rollout_policy
-from pipeline.compute.device_memory import array_bytes, is_out_of_memory
+from configs.schema import Config
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
-from pipeline.data.models.find_shape import PUBLISHED, shape_of
-from pipeline.plan.topology import GIB
+from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.data.models.find_shape import PUBLISHED
 
-SMALLEST = "small"
-MODELS: Mapping[str, str] = {
-    "gemma3-270m": "gemma3_270m",
-    "gemma3-1b": "gemma3_1b",
-    "gemma2-2b": "gemma2_2b",
+SMALL: dict[str, Any] = PUBLISHED["gemma-3-270m"] | {
+    "vocab_size": 512,
+    "num_hidden_layers": 7,
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 64,
 }
-"""Presets by name of a shape; `SMALLEST` has none, and is never compiled for a TPU."""
+SMALLEST = "small"
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     SMALLEST: SMALL,
     "gemma3-270m": PUBLISHED["gemma-3-270m"],
     "gemma3-1b": PUBLISHED["gemma-3-1b"],
     "gemma2-2b": PUBLISHED["gemma-2-2b"],
 }
-"""`config.json` by name."""
+"""`config.json` by name; `SMALLEST` has no preset, and is never compiled for a TPU."""
 
-POINT_S = {SMALLEST: 5, "gemma3-270m": 30, "gemma3-1b": 40, "gemma2-2b": 60}
-"""Seconds of one measured size of a program, mostly of compilation; see `expected_on`."""
-
+GROUP, PREFILLED = 8, 16
+"""Rollouts of a prompt, and prompts of a prefill."""
+VOCABULARY = Vocabulary(pad=0, stops=(1,), forbidden=(0, 1))
+"""Stop tokens are forbidden, so that a rollout has exactly the requested length."""
 COMPILER = "compiler"
-"""The device of figures by the TPU compiler."""
+"""The device of figures by the TPU compiler; any other is this machine's."""
+
+Model = tuple[Policy, Params, Params]
+"""A policy, its base and an adapter."""
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """What a sampler costs with all slots busy.
+def one_device(name: str, *, slots: int, prompt: int, new: int, **changes: Any) -> Config:
+    """A preset's configuration for one device with one bucket of slots and of prompts.
 
-    Attributes:
-        step_s: seconds of a decode step.
-        prefill_s: of a prefill, and of filling slots.
-        prefills: of all slots.
-        gib: memory of the device.
+    Args:
+        name: of the preset.
+        slots: all filled at once, by prefills of at most `PREFILLED` prompts.
+        prompt: tokens of a prompt, at most.
+        new: tokens of a completion, at most.
+        changes: other settings, as `table__key=value`.
     """
+    settings = {
+        "rollout__group_size": GROUP,
+        "rollout__max_prompt_tokens": prompt,
+        "rollout__max_new_tokens": new,
+        "plan__placement": "colocated",
+        "plan__samplers": "none",
+        "plan__sampler_devices": "none",
+        "plan__learner_devices": 1,
+        "plan__slots": slots,
+        "plan__slot_buckets": [],
+        "plan__prompt_buckets": [],
+        "plan__segment_steps": min(32, new),
+        "plan__prefill_tokens": prefilled(slots) * prompt,
+        "plan__row_tokens": prompt + new,
+        "plan__micro_batch_tokens": prompt + new,
+    }
+    overrides = [
+        (key.replace("__", "."), str(value)) for key, value in (settings | changes).items()
+    ]
+    return load_config(Path(configs.__file__).parent / f"{name}.toml", overrides)
 
-    step_s: float
-    prefill_s: float
-    prefills: int
-    gib: float
 
-    def elapsed_s(self, new: int) -> float:
-        """Seconds until every slot has `new` tokens."""
-        return self.prefills * self.prefill_s + new * self.step_s
+def prefilled(slots: int) -> int:
+    """Prompts of a prefill for this number of slots."""
+    return min(PREFILLED, math.ceil(slots / GROUP))
 
 
 def config_of(
     model: str, *, device: str, slots: int, prompt: int, new: int, **changes: Any
 ) -> Config:
-    """The configuration of a sampler on one device.
+    """`one_device` for a model with a LoRA of rank 32.
 
-    Args:
-        model: a key of `MODELS`, or `SMALLEST`.
-        device: `COMPILER`, or anything else for that of this machine.
-        slots: all filled at once.
-        prompt: tokens of a prompt.
-        new: tokens of a completion.
-        changes: other settings, as `table__key=value`.
+    The model is a key of `SHAPES`, for `COMPILER` any with a preset for a v5e-8, whose layers are
+    all rematerialized.
     """
+    preset, settings = "demo", dict[str, Any](lora__rank=32, lora__alpha=64.0)
     if device == COMPILER:
-        return v5e_config(MODELS[model], slots=slots, prompt=prompt, new=new, **changes)
-    on_cpu = os.environ.get("JAX_PLATFORMS") == "cpu"
-    platform = "cpu" if on_cpu else this_machine().platform
-    here = {
-        "model__dtype": "float32" if platform == "cpu" else "bfloat16",
-        "lora__rank": 32,
-        "lora__alpha": 64.0,
-        "plan__platform": platform,
-    }
-    return one_device("demo", slots=slots, prompt=prompt, new=new, **here | changes)
-
-
-def sampler(
-    model: str,
-    config: Config,
-    *,
-    device: str,
-    adapter: bool = True,
-    parts: Collection[str] = ("segment", "prefill"),
-    rings: bool = True,
-) -> Sampler:
-    """The costs of a sampler.
-
-    Args:
-        model: as in `config_of`.
-        config: from it.
-        device: as in `config_of`.
-        adapter: whether it decodes with a LoRA; always when compiled.
-        parts: that are compiled; the others take 0 seconds.
-        rings: caches of sliding layers hold a window; else all positions.
-
-    Raises:
-        MemoryError: if it does not fit.
-    """
-    (bucket,) = config.prompt_buckets
-    names = {"segment": f"segment {config.slots}", "prefill": f"prefill {bucket}"}
-    prefills = math.ceil(math.ceil(config.slots / GROUP) / PREFILLED)
-    if device == COMPILER:
-        shape = shape_of(config)
-        shape = shape if rings else replace(shape, window=config.rollout.max_tokens)
-        found = {part: figures(config, names[part], shape=shape) for part in parts}
-        if not all(one["fits"] for one in found.values()):
-            raise MemoryError
-        seconds = {part: one["ms"] / 1e3 for part, one in found.items()}
-        gib = max(one["gib"] for one in found.values())
+        preset = f"{model.replace('-', '_')}_gsm8k_v5e8"
+        settings["plan__remat"] = "full"
     else:
-        with out_of_memory():
-            seconds, gib = _measured(model, config, adapter=adapter, rings=rings)
-    step_s = seconds.get("segment", 0.0) / config.segment_steps
-    return Sampler(step_s, seconds.get("prefill", 0.0), prefills, gib)
+        on_cpu = os.environ.get("JAX_PLATFORMS") == "cpu"
+        platform = "cpu" if on_cpu else this_machine().platform
+        settings["plan__platform"] = platform
+        settings["model__dtype"] = "float32" if platform == "cpu" else "bfloat16"
+    return one_device(preset, slots=slots, prompt=prompt, new=new, **settings | changes)
 
 
-def curve(
-    model: str,
+def policy_of(
     settings: Mapping[str, Any],
-    *,
-    device: str,
-    slots: Sequence[int],
-    prompt: int,
-    new: int,
-    **how: Any,
-) -> Iterator[tuple[int, Sampler]]:
-    """Each number of slots, and the costs of such a sampler, until one does not fit.
-
-    Args:
-        model: as in `config_of`.
-        settings: its other settings.
-        device: as in `config_of`.
-        slots: ascending.
-        prompt: tokens of a prompt.
-        new: tokens of a completion.
-        how: of `sampler`.
-    """
-    for count in slots:
-        config = config_of(model, device=device, slots=count, prompt=prompt, new=new, **settings)
-        try:
-            yield count, sampler(model, config, device=device, **how)
-        except MemoryError:
-            return
-
-
-def _measured(
-    model: str, config: Config, *, adapter: bool, rings: bool
-) -> tuple[dict[str, float], float]:
-    """Seconds by part, and GiB."""
-    policy, base, lora = random_model(
-        model, config, window=None if rings else config.rollout.max_tokens
-    )
-    if not adapter:
-        policy, lora = policy.without_adapter(), {}
-    engine = Engine(rollout_policy(policy, config), None, config, VOCABULARY)
-    weights = RolloutWeights(policy, base, config)
-    weights.load(lora)
-    times = engine.times(weights.base, weights.adapter)
-    needed = array_bytes((weights.base, weights.adapter)) + max(engine.needs.values())
-    (prefill_s,) = times.prefill_s.values()
-    return {"segment": times.segment_s[config.slots], "prefill": prefill_s}, peak_gib(needed)
-
-
-@contextmanager
-def out_of_memory() -> Iterator[None]:
-    """Raises `MemoryError` where JAX reports a lack of memory in its own way."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        raise MemoryError(str(error)) from None
-
-
-def peak_gib(needed: int) -> float:
-    """The device's peak in GiB where it reports one, else the bytes that programs need."""
-    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    return (needed if peak is None else peak) / GIB
-
-
-def random_model(
-    model: str, config: Config, *, window: int | None = None
-) -> tuple[Policy, Params, Params]:
-    """Policy, base and LoRA with random values on the first device; the last ones are kept.
-
-    Args:
-        model: as in `config_of`.
-        config: gives dtype, quantization and LoRA.
-        window: of sliding layers; None: the model's.
-    """
-    return _random_model(model, config.model.dtype, config.lora, config.model.quantization, window)
-
-
-@lru_cache(maxsize=1)
-def _random_model(
-    model: str, dtype: str, lora: Lora, quantization: str, window: int | None
-) -> tuple[Policy, Params, Params]:
-    settings = SHAPES[model] if window is None else {**SHAPES[model], "sliding_window": window}
-    return random_policy(settings, dtype, lora, scales={}, quantization=quantization)
-
-
-def policy_of(model: str, config: Config, devices: Sequence[jax.Device]) -> Policy:
-    """The model on these devices, without values."""
-    shape = architecture(SHAPES[model], dtype=jnp.dtype(config.model.dtype))
-    return Policy(shape, lora=config.lora, mesh=make_mesh(devices))
-
-
-def chosen_models(request: argparse.Namespace) -> Sequence[str]:
-    """The models of a study: all, or with `--quick` the small one."""
-    return [SMALLEST] if request.quick else list(MODELS)
-
-
-def study_row(
-    request: argparse.Namespace,
-    model: str,
-    name: str,
-    measure: Callable[..., Figures],
-    arguments: Mapping[str, Any],
-    *,
-    sizes: int,
-    programs: int,
-) -> Row:
-    """A row of a study, with what it is expected to take.
-
-    Args:
-        request: of the study.
-        model: of the row.
-        name: of the row, without the model's.
-        measure: gets the model and the device, too.
-        arguments: its other arguments.
-        sizes: that are measured.
-        programs: that are compiled where the device is the compiler.
-    """
-    compiled = request.device == COMPILER
-    return Row(
-        f"{model}{name}",
-        measure,
-        {"model": model, "device": request.device, **arguments},
-        seconds=0.0 if compiled else POINT_S[model] * sizes,
-        programs=programs if compiled else 0,
+    config: Config,
+    devices: Sequence[jax.Device],
+    kind: Callable[..., Policy] = Policy,
+) -> Policy:
+    """A model, by its `config.json`, on these devices, without values."""
+    return kind(
+        architecture(settings, dtype=jnp.dtype(config.model.dtype)),
+        lora=config.lora,
+        mesh=make_mesh(devices, fsdp=config.plan.fsdp, tp=config.plan.tp),
+        quantization=config.model.quantization,
     )
 
 
-def expected_on(request: argparse.Namespace) -> str:
-    """The machine of `POINT_S` and of the TPU compiler's seconds."""
-    here = request.quick or request.device == COMPILER
-    return "two idle cores" if here else "one H100 (reckoned)"
+def random_model(settings: Mapping[str, Any], config: Config, *, embedding: float = 0.1) -> Model:
+    """A model on the first device with normal weights and a normal LoRA, the same at each call.
+
+    `embedding` is the standard deviation of the tied embedding; of the others it is 0.1, of 8-bit
+    numbers 30.
+    """
+    policy = policy_of(settings, config, jax.devices()[:1])
+    rng = np.random.default_rng(0)
+
+    def normal(kept: jax.ShapeDtypeStruct, scale: float) -> np.ndarray:
+        return scale * rng.standard_normal(kept.shape, np.float32)
+
+    base = {}
+    for name, kept in sorted(policy.base_shapes.items()):
+        other = 30.0 if kept.dtype == jnp.int8 else 0.1
+        scale = embedding if name == "embedder.input_embedding" else other
+        base[name] = jnp.asarray(normal(kept, scale), kept.dtype)
+    adapter = {name: normal(kept, 0.1) for name, kept in sorted(policy.adapter_shapes.items())}
+    return policy, base, policy.place_adapter(adapter)

@@ -8,31 +8,19 @@ materialised logits, as plain JAX computes them.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import psutil
-from matplotlib.figure import Figure
 
 from configs.schema import Config
-from launch.bench.harness import Benchmark, Figures, Row, Section, lines
-from launch.bench.shapes import (
-    COMPILER,
-    chosen_models,
-    config_of,
-    curve,
-    expected_on,
-    out_of_memory,
-    peak_gib,
-    policy_of,
-    random_model,
-    study_row,
-)
-from launch.bench.small_gemma import VOCABULARY, prefilled
-from launch.bench.v5e import figures, traced_figures
+from launch.bench import costs, shapes
+from launch.bench.harness import Figures, Found, Row, Section, lines
+from launch.bench.shapes import COMPILER, SHAPES, VOCABULARY, config_of
 from pipeline.compute.aot.compile import v5e_devices
 from pipeline.compute.device_memory import array_bytes, program_bytes
 from pipeline.compute.learner.batches import Inputs, place_inputs
@@ -42,6 +30,9 @@ from pipeline.compute.model.policy import Params, Policy
 from pipeline.data.batching import Packing
 from pipeline.plan.lengths import Lengths
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 MEASURED = (1, 2, 4, 8, 16, 32, 60, 64, 68, 96, 128, 132, 136, 256, 512)
 COMPILED = (1, 8, 64, 68, 128, 132, 256, 512)
 OTHERS_COMPILED = (1, 8, 64, 128, 256, 512)
@@ -49,15 +40,12 @@ OTHERS_COMPILED = (1, 8, 64, 128, 256, 512)
 QUICK = (1, 64, 68)
 PASSES, QUICK_PASSES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4)
 FULLY_COMPILED = "gemma3-1b"
-PROMPT, NEW = 1024, 1024
-QUICK_PROMPT, QUICK_NEW = 32, 64
+LENGTHS, QUICK_LENGTHS = {"prompt": 1024, "new": 1024}, {"prompt": 32, "new": 64}
 TOP_K = 128
 KNEE = 0.8
 """Share of the best rate at the knee."""
 LUMP = 0.95
 """A batch whose rate is below this share of a smaller batch's is a lump."""
-_ROOM = 0.7
-"""Share of the host's free memory that a pass may take on a CPU."""
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "without adapter": {},
     "LoRA": {},
@@ -81,17 +69,15 @@ def rollouts(
     Returns:
         Milliseconds a token by batch, and the points of the plots.
     """
-    costs = curve(
-        model,
-        KINDS[kind],
-        device=device,
-        slots=batches,
-        prompt=prompt,
-        new=new,
-        adapter=kind != "without adapter",
-    )
-    elapsed = [(batch, one.elapsed_s(new), one.gib) for batch, one in costs]
-    return _figures([(batch, s, 1e3 * s / (batch * new), gib) for batch, s, gib in elapsed])
+    given = {"device": device, "prompt": prompt, "new": new, **KINDS[kind]}
+    configs = [config_of(model, slots=batch, **given) for batch in batches]
+    found = costs.samplers(model, configs, device=device, adapter=kind != "without adapter")
+    points = list[Point]()
+    for batch, one in zip(batches, found, strict=False):
+        prefills = math.ceil(math.ceil(batch / shapes.GROUP) / shapes.PREFILLED)
+        elapsed_s = prefills * one.prefill_s + new * one.step_s
+        points.append((batch, elapsed_s, 1e3 * elapsed_s / (batch * new), one.gib))
+    return _figures(points)
 
 
 def passes(
@@ -99,51 +85,50 @@ def passes(
 ) -> Figures:
     """The top log-probs of micro-batches of `batches` rows; see `rollouts`."""
     points, tokens = list[Point](), prompt + new
-    run = _compiled_pass if device == COMPILER else _measured_pass
-    for batch in batches:
-        settings = {
-            "learner__kl": "topk",
-            "learner__kl_top_k": TOP_K,
-            "learner__kl_coef": 0.1,
-            "plan__micro_batch_tokens": batch * tokens,
-        }
-        config = config_of(model, device=device, slots=8, prompt=prompt, new=new, **settings)
-        try:
-            with out_of_memory():
-                seconds, gib = run(model, config, batch, chunked=chunked)
-        except MemoryError:
-            break
-        points.append((batch, seconds, 1e3 * seconds / (batch * tokens), gib))
+    given: dict[str, Any] = {"device": device, "slots": 8, "prompt": prompt, "new": new}
+    given |= {"learner__kl": "topk", "learner__kl_top_k": TOP_K, "learner__kl_coef": 0.1}
+    with costs.until_full():
+        weights = None
+        if device != COMPILER:
+            weights = shapes.random_model(SHAPES[model], config_of(model, **given))
+        for batch in batches:
+            config = config_of(model, **given, plan__micro_batch_tokens=batch * tokens)
+            if weights is None:
+                seconds, gib = _compiled_pass(SHAPES[model], config, chunked=chunked)
+            else:
+                seconds, gib = _measured_pass(weights, config, chunked=chunked)
+            points.append((batch, seconds, 1e3 * seconds / (batch * tokens), gib))
     return _figures(points)
 
 
-def _measured_pass(model: str, config: Config, batch: int, *, chunked: bool) -> tuple[float, float]:
+def _measured_pass(model: shapes.Model, config: Config, *, chunked: bool) -> tuple[float, float]:
     """Seconds and GiB."""
-    policy, base, adapter = random_model(model, config)
+    policy, base, adapter = model
     programs = LearnerPrograms(policy, config, VOCABULARY)
-    inputs = place_inputs(
-        full_micro_batch(config, shape=programs.shape, token=plain_token(VOCABULARY)), policy.mesh
-    )
-    assert len(inputs.tokens) == batch
+    batch = full_micro_batch(config, shape=programs.shape, token=plain_token(VOCABULARY))
+    inputs = place_inputs(batch, policy.mesh)
     function = programs.reference_top_k if chunked else _materialised(policy, programs)
     program = policy.jit(function).trace(base, adapter, inputs).lower().compile()
     needed = program_bytes(program)
-    if jax.default_backend() == "cpu" and needed > _ROOM * psutil.virtual_memory().available:
+    if not costs.fits_host(needed):
         raise MemoryError
     seconds = fastest_s(lambda: jax.block_until_ready(program(base, adapter, inputs)))
-    return seconds, peak_gib(array_bytes((base, adapter)) + needed)
+    return seconds, costs.peak_gib(array_bytes((base, adapter)) + needed)
 
 
-def _compiled_pass(model: str, config: Config, batch: int, *, chunked: bool) -> tuple[float, float]:
+def _compiled_pass(
+    settings: Mapping[str, Any], config: Config, *, chunked: bool
+) -> tuple[float, float]:
     """Seconds and GiB."""
+    rows = config.micro_batch_rows
     if chunked:
-        found = figures(config, f"reference_top_k {batch}")
+        found = costs.figures(config, f"reference_top_k {rows}")
     else:
-        policy = policy_of(model, config, v5e_devices(1))
+        policy = shapes.policy_of(settings, config, v5e_devices(1))
         programs = LearnerPrograms(policy, config, VOCABULARY)
-        inputs = programs.abstract_inputs(batch, share_prefix=programs.shape.share_prefix)
+        inputs = programs.abstract_inputs(rows, share_prefix=programs.shape.share_prefix)
         program = policy.jit(_materialised(policy, programs))
-        found = traced_figures(program.trace(*policy.abstract_params(), inputs))
+        found = costs.traced_figures(program.trace(*policy.abstract_params(), inputs))
     if not found["fits"]:
         raise MemoryError
     return found["ms"] / 1e3, found["gib"]
@@ -176,7 +161,7 @@ def _figures(points: Sequence[Point]) -> dict[str, Any]:
     return {**by_batch, "points": points}
 
 
-def words(found: Mapping[str, Figures]) -> Iterator[str]:
+def words(found: Found) -> Iterator[str]:
     """The knee of each curve, and the batches that are slower than smaller ones."""
     for name, row in found.items():
         rates = {batch: 1e3 / per_token for batch, _, per_token, _ in row.get("points", ())}
@@ -196,24 +181,22 @@ def words(found: Mapping[str, Figures]) -> Iterator[str]:
         )
 
 
-def draw(found: Mapping[str, Figures]) -> Figure:
+def draw(found: Found) -> Figure:
     """Elapsed seconds, milliseconds a token and memory against the batch."""
     points = {name: row.get("points", ()) for name, row in found.items()}
-    return lines(points, x="batch", y=("seconds", "milliseconds a token", "GiB of the device"))
+    columns = ("batch", "seconds", "milliseconds a token", "GiB of the device")
+    return lines(points, columns, [(0, 1), (0, 2), (0, 3)])
 
 
-def benchmark(request: argparse.Namespace) -> Benchmark:
+def sections(request: argparse.Namespace) -> list[Section]:
     """A section for rollouts and one for passes, with a row for each model and kind.
 
     Compiled: all kinds and batches of `FULLY_COMPILED`, of the others those with an adapter.
     """
     quick, compiled = request.quick, request.device == COMPILER
-    lengths = {
-        "prompt": QUICK_PROMPT if quick else PROMPT,
-        "new": QUICK_NEW if quick else NEW,
-    }
-    decoded, passed = list[Row](), list[Row]()
-    for model in chosen_models(request):
+    lengths = QUICK_LENGTHS if quick else LENGTHS
+    decoded, passed, row = list[Row](), list[Row](), partial(costs.study_row, request)
+    for model in costs.chosen_models(request):
         full = model == FULLY_COMPILED
         for kind in KINDS:
             # The compiler has no program of a run without an adapter.
@@ -222,50 +205,25 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
             batches: Sequence[int] = QUICK if quick else MEASURED
             if compiled:
                 batches = COMPILED if full and kind == ADAPTER else OTHERS_COMPILED
-            decoded.append(
-                study_row(
-                    request,
-                    model,
-                    f", {kind}",
-                    rollouts,
-                    {**lengths, "kind": kind, "batches": batches},
-                    sizes=len(batches),
-                    programs=len(batches) + len({prefilled(batch) for batch in batches}),
-                )
-            )
-        for chunked in (False, True):
+            given = {**lengths, "kind": kind, "batches": batches}
+            sizes = len(batches)
+            programs = sizes + len({shapes.prefilled(batch) for batch in batches})
+            decoded.append(row(model, f", {kind}", rollouts, given, sizes=sizes, programs=programs))
+        for chunked, name in ((False, ", all logits in memory"), (True, ", chunked")):
             batches = QUICK_PASSES if quick else PASSES
             if compiled:
                 batches = (1, 4, 16)[: 1 + chunked + full]
-            passed.append(
-                study_row(
-                    request,
-                    model,
-                    ", chunked" if chunked else ", all logits in memory",
-                    passes,
-                    {**lengths, "chunked": chunked, "batches": batches},
-                    sizes=len(batches),
-                    programs=len(batches),
-                )
-            )
-    return Benchmark(
-        [
-            Section(
-                "rollouts",
-                "Milliseconds a generated token by batch, prefill included; prompts of "
-                f"{lengths['prompt']:,} tokens, completions of {lengths['new']:,}",
-                decoded,
-                words=words,
-                draw=draw,
-            ),
-            Section(
-                "passes",
-                f"Milliseconds a position of a pass with the top {TOP_K} log-probs of what is "
-                "learned, by batch; what is missing does not fit",
-                passed,
-                words=words,
-                draw=draw,
-            ),
-        ],
-        expected_on=expected_on(request),
+            given = {**lengths, "chunked": chunked, "batches": batches}
+            passed.append(row(model, name, passes, given, sizes=len(batches)))
+    decoding = (
+        "Milliseconds a generated token by batch, prefill included; prompts of {prompt:,} tokens, "
+        "completions of {new:,}"
     )
+    passing = (
+        f"Milliseconds a position of a pass with the top {TOP_K} log-probs of what is learned, by "
+        "batch; what is missing does not fit"
+    )
+    return [
+        Section("rollouts", decoding.format(**lengths), decoded, words=words, draw=draw),
+        Section("passes", passing, passed, words=words, draw=draw),
+    ]

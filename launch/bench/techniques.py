@@ -10,30 +10,16 @@ import argparse
 import heapq
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from configs.load import load_config
-from launch.bench.harness import CPU_ONLY, Benchmark, Figures, Row, Section, in_child
+from launch.bench import costs, shapes
+from launch.bench.harness import CPU_ONLY, Figures, Found, Row, Section, in_child, lines
 from launch.bench.launched import trained
-from launch.bench.rates import Runs
-from launch.bench.shapes import (
-    COMPILER,
-    SMALLEST,
-    config_of,
-    expected_on,
-    out_of_memory,
-    peak_gib,
-    random_model,
-    sampler,
-    study_row,
-)
-from launch.bench.small_gemma import GROUP, SPREAD, VOCABULARY, prefilled
-from launch.bench.v5e import figures, v5e_config
+from launch.bench.shapes import COMPILER, config_of
 from pipeline.compute.device_memory import array_bytes
 from pipeline.compute.learner.learner import Learner
 from pipeline.data.batching import Packing
@@ -62,21 +48,20 @@ TECHNIQUES: Mapping[str, Mapping[str, Any]] = {
 }
 """Settings that each adds to those before it, and, without `__`, other properties of a step."""
 _OF_SAMPLER = ("rings", "model__quantization", "plan__kv_cache")
-_OF_LEARNER = (
-    "learner__share_prefix",
-    "plan__attention",
-    "plan__remat",
-    "model__quantization",
-)
+_OF_LEARNER = ("learner__share_prefix", "plan__attention", "plan__remat", "model__quantization")
 """What the programs of sampler and learner depend on."""
 Point = tuple[str, float, float, float, float, float]
 """The last technique; seconds of sampling, of the update and of the step; GiB of sampler and
 learner."""
 _ON_TPU = ("flash attention", "host offload")
 MODEL = "gemma3-1b"
-ROLLOUTS, SLOTS, PROMPT, NEW = 256, 64, 256, 768
-QUICK_ROLLOUTS, QUICK_SLOTS, QUICK_PROMPT, QUICK_NEW = 64, 16, 32, 64
+SIZES = {"rollouts": 256, "slots": 64, "prompt": 256, "new": 768}
+QUICK = {"rollouts": 64, "slots": 16, "prompt": 32, "new": 64}
+SPREAD = 0.8
+"""Of a completion's lognormal length: standard deviation of the logarithm; the median is a third of
+the longest."""
 SEEDS, STEPS = (0, 1, 2), 40
+DEMO = "configs/demo.toml"
 
 
 def steps(
@@ -89,92 +74,64 @@ def steps(
     prompt: int,
     new: int,
 ) -> Figures:
-    """A step with more and more techniques; each program is measured once.
-
-    Args:
-        model: a key of `SHAPES`.
-        device: as in `config_of`.
-        techniques: their names, in the order in which they are added.
-        rollouts: of the step, with lognormal lengths.
-        slots: of the sampler.
-        prompt: tokens of each prompt.
-        new: tokens of a completion, at most.
-
-    Returns:
-        Seconds with the first and with all, and a point for each; see `Point`.
-    """
+    """Seconds of a step of rollouts with lognormal lengths, with more and more techniques."""
     lengths = np.random.default_rng(0).lognormal(math.log(new / 3), SPREAD, rollouts)
     lengths = np.clip(lengths.round(), 1, new)
     row, chosen, points = 2 * (prompt + new), dict[str, Any](), list[Point]()
     known: dict[str, Figures] = {}
-    case: dict[str, Any] = {
-        "model": model,
-        "device": device,
-        "slots": slots,
-        "prompt": prompt,
-        "new": new,
-        "plan__row_tokens": row,
-        "plan__micro_batch_tokens": row,
-    }
+    case: dict[str, Any] = {"model": model, "device": device, "slots": slots, "prompt": prompt}
+    case |= {"new": new, "plan__row_tokens": row, "plan__micro_batch_tokens": row}
+
+    def measured(measure: Callable[..., Figures], keys: Sequence[str], **how: Any) -> Figures:
+        """Of the programs, each of which is measured once."""
+        key = str([measure.__name__, *(chosen.get(name) for name in keys)])
+        if key not in known:
+            known[key] = in_child(measure, {"case": case, **how}, environment={})
+        return known[key]
+
     for technique in techniques:
         chosen |= TECHNIQUES[technique]
         case |= {key: value for key, value in chosen.items() if "__" in key}
-        key = str([chosen.get(name) for name in _OF_SAMPLER])
-        if key not in known:
-            asked = {"case": case, "rings": "rings" in chosen}
-            known[key] = in_child(sampling, asked, environment={})
-        sampler_costs, key = known[key], str([chosen.get(name) for name in _OF_LEARNER])
-        if key not in known:
-            known[key] = in_child(learning, {"case": case}, environment={})
-        learner_costs = known[key]
-        prompts = rollouts // GROUP if "group_prefill" in chosen else rollouts
-        sampling_s = math.ceil(prompts / prefilled(slots)) * sampler_costs["prefill_s"]
+        sampler = measured(sampling, _OF_SAMPLER, rings="rings" in chosen)
+        learner = measured(learning, _OF_LEARNER)
+        prompts = rollouts // shapes.GROUP if "group_prefill" in chosen else rollouts
+        sampling_s = math.ceil(prompts / shapes.prefilled(slots)) * sampler["prefill_s"]
         decode_steps = _decode_steps(lengths, slots, refill="refill" in chosen)
-        sampling_s += decode_steps * sampler_costs["step_s"]
+        sampling_s += decode_steps * sampler["step_s"]
         packing = Packing.expected(config_of(**case), Lengths(prompt, float(lengths.mean())))
-        update_s = rollouts * packing.positions / row * learner_costs["micro_batch_s"]
+        update_s = rollouts * packing.positions / row * learner["micro_batch_s"]
         both = (sampling_s, update_s)
         step_s = max(both) if "ahead" in chosen else sum(both)
-        memory = sampler_costs["gib"], learner_costs["gib"]
-        points.append((technique, sampling_s, update_s, step_s, *memory))
+        points.append((technique, *both, step_s, sampler["gib"], learner["gib"]))
     return {
-        "how": f"simulated, programs {sampler_costs['how']}",
+        "how": f"simulated, programs {sampler['how']}",
         "none_s": points[0][3],
         "all_s": points[-1][3],
+        **{f"+ {technique}": step_s for technique, _, _, step_s, _, _ in points[1:]},
         "points": points,
     }
 
 
 def sampling(*, case: Mapping[str, Any], rings: bool) -> Figures:
-    """Seconds of a prefill and of a decode step, and GiB of the sampler.
-
-    Args:
-        case: arguments of `config_of`.
-        rings: see `sampler`.
-    """
-    costs = sampler(case["model"], config_of(**case), device=case["device"], rings=rings)
-    return {"prefill_s": costs.prefill_s, "step_s": costs.step_s, "gib": costs.gib}
+    """Seconds of a prefill and of a decode step, and GiB of the sampler."""
+    configs = [config_of(**case)]
+    (one,) = costs.samplers(case["model"], configs, device=case["device"], rings=rings)
+    return {"prefill_s": one.prefill_s, "step_s": one.step_s, "gib": one.gib}
 
 
 def learning(*, case: Mapping[str, Any]) -> Figures:
-    """Seconds of the gradient of a micro-batch of one row, and GiB of the learner.
-
-    Args:
-        case: arguments of `config_of`.
-    """
+    """Seconds of the gradient of a micro-batch of one row, and GiB of the learner."""
     config = config_of(**case)
     if case["device"] == COMPILER:
         moments = memory_beside(config, shape_of(config), "gradient 1")["optimizer"]
-        found = figures(config, "gradient 1", beside=moments)
-        if not found["fits"]:
-            raise MemoryError(f"the gradient needs {found['gib']:.1f} GiB")
+        found = costs.figures(config, "gradient 1", beside=moments)
+        assert found["fits"], found
         return {"micro_batch_s": found["ms"] / 1e3, "gib": found["gib"]}
-    with out_of_memory():
-        policy, base, adapter = random_model(case["model"], config)
-        learner = Learner(policy, base, config, VOCABULARY)
-        needed = array_bytes((base, adapter)) + learner.needs["gradient 1"]
-        needed += 2 * array_bytes(adapter)  # Adam's moments
-        return {"micro_batch_s": learner.micro_batch_s(), "gib": peak_gib(needed)}
+    policy, base, adapter = shapes.random_model(shapes.SHAPES[case["model"]], config)
+    learner = Learner(policy, base, config, shapes.VOCABULARY)
+    # Adam has two moments.
+    needed = array_bytes((base, adapter)) + learner.needs["gradient 1"] + 2 * array_bytes(adapter)
+    return {"micro_batch_s": learner.micro_batch_s(), "gib": costs.peak_gib(needed)}
 
 
 def _decode_steps(lengths: np.ndarray, slots: int, *, refill: bool) -> float:
@@ -193,25 +150,22 @@ def started() -> Figures:
     found = {}
     with tempfile.TemporaryDirectory(prefix="bench-cache") as cache:
         for name in ("empty", "filled"):
-            environment = {CACHE_VARIABLE: cache}
-            with trained("configs/demo.toml", settings, environment=environment) as run:
+            with trained(DEMO, settings, environment={CACHE_VARIABLE: cache}) as run:
                 found[f"{name}_s"] = run.metrics[0]["time/elapsed_s"]
     return found
 
 
 def converged(*, quantization: str, seeds: Sequence[int], steps: int) -> Figures:
     """The demo with a base in this format: accuracy of rollouts by step, and of validation."""
-    config = load_config("configs/demo.toml", [("model.quantization", quantization)])
-    opened = Runs(config)
-    runs = [opened.run(lr=config.learner.lr, seed=seed, steps=steps) for seed in seeds]
-    return {
-        **{
-            f"seed_{run['seed']}": f"{run['before']['greedy']:.3f} -> {run['after']['greedy']:.3f}"
-            for run in runs
-        },
-        "after": float(np.mean([run["after"]["greedy"] for run in runs])),
-        "rollouts": [[one["accuracy"] for one in run["steps"]] for run in runs],
-    }
+    found, last, rollouts = dict[str, Any](), list[float](), list[list[float]]()
+    for seed in seeds:
+        settings = {"run.seed": seed, "budget.steps": steps, "model.quantization": quantization}
+        with trained(DEMO, settings, environment={}) as run:
+            first, *_, after = [one["accuracy"] for one in run.evaluations("validation")]
+            rollouts.append([row["rollout/correct_share"] for row in run.metrics])
+        found[f"seed_{seed}"] = f"{first:.3f} -> {after:.3f}"
+        last.append(after)
+    return {**found, "after": float(np.mean(last)), "rollouts": rollouts}
 
 
 def overlapped() -> Figures:
@@ -220,11 +174,20 @@ def overlapped() -> Figures:
     Both are compiled; the difference is the exchange that computation does not hide.
     """
     whole, sharded = (
-        v5e_config("gemma3_4b", slots=16 * chips, prompt=256, new=768, devices=chips, **fsdp)
-        for chips, fsdp in ((1, {"plan__fsdp": 1}), (8, {"plan__fsdp": 8}))
+        config_of(
+            "gemma3-4b",
+            device=COMPILER,
+            slots=16 * chips,
+            prompt=256,
+            new=768,
+            plan__learner_devices=chips,
+            plan__fsdp=chips,
+            plan__micro_batch_tokens=1024 * chips,
+        )
+        for chips in (1, 8)
     )
     seconds = {
-        name: figures(config, f"gradient {config.plan.learner_shards}")["ms"] / 1e3
+        name: costs.figures(config, f"gradient {config.plan.learner_shards}")["ms"] / 1e3
         for name, config in (("whole", whole), ("sharded", sharded))
     }
     shape = shape_of(sharded)
@@ -240,18 +203,7 @@ def overlapped() -> Figures:
     }
 
 
-def words(found: Mapping[str, Figures]) -> Iterator[str]:
-    """What each technique changes."""
-    for model, row in found.items():
-        for before, now in pairwise(row.get("points", ())):
-            seconds, sampled, learned = (now[n] - before[n] for n in (3, 4, 5))
-            yield (
-                f"{model}, {now[0]}: {seconds:+.3g} s of a step ({seconds / before[3]:+.0%}), "
-                f"sampler {sampled:+.3g} GiB, learner {learned:+.3g} GiB"
-            )
-
-
-def draw(found: Mapping[str, Figures]) -> Figure:
+def draw(found: Found) -> Figure:
     """Waterfall of a step's seconds, and the memory with each technique added."""
     (row,) = found.values()
     points = row.get("points", ())
@@ -268,82 +220,57 @@ def draw(found: Mapping[str, Figures]) -> Figure:
     left.set_yticks(places, [f"{'+ ' if place else ''}{points[place][0]}" for place in places])
     left.invert_yaxis()
     left.set_xlabel("seconds of a step")
-    left.set_xlim(0, 1.12 * max((point[3] for point in points), default=1.0))
     right.set_xlabel("GiB of the device")
-    right.set_xlim(0, 1.25 * max((max(point[4:]) for point in points), default=1.0))
+    left.set_xlim(0, 1.12 * max((point[3] for point in points), default=1.0))
+    right.margins(x=0.25)
     right.legend(loc="upper right")
     return figure
 
 
-def draw_convergence(found: Mapping[str, Figures]) -> Figure:
-    """Accuracy of the rollouts by step: mean and range of the seeds."""
-    figure = Figure(figsize=(5.5, 3.8), layout="constrained")
-    pane = figure.subplots()
-    for name, row in found.items():
-        curves = np.array(row.get("rollouts", ()))
-        if len(curves):
-            steps = np.arange(1, curves.shape[1] + 1)
-            pane.plot(steps, curves.mean(axis=0), label=name)
-            pane.fill_between(steps, curves.min(axis=0), curves.max(axis=0), alpha=0.2)
-    pane.set(xlabel="step", ylabel="accuracy of the rollouts")
-    pane.grid(alpha=0.3)
-    pane.legend()
-    return figure
+def draw_convergence(found: Found) -> Figure:
+    """Accuracy of the rollouts by step; a line is a seed."""
+    points = {
+        f"{name}, {seed}": list(enumerate(curve, 1))
+        for name, row in found.items()
+        for seed, curve in enumerate(row.get("rollouts", ()))
+    }
+    columns = ("step", "accuracy of the rollouts")
+    return lines(points, columns, [(0, 1)], scale="linear", group=lambda name: name.split(",")[0])
 
 
-def benchmark(request: argparse.Namespace) -> Benchmark:
+def sections(request: argparse.Namespace) -> list[Section]:
     """The waterfall; by the compiler also the exchange, else the start and the convergence."""
     quick, compiled = request.quick, request.device == COMPILER
-    sizes = (
-        (QUICK_ROLLOUTS, QUICK_SLOTS, QUICK_PROMPT, QUICK_NEW)
-        if quick
-        else (ROLLOUTS, SLOTS, PROMPT, NEW)
-    )
-    given = dict(zip(("rollouts", "slots", "prompt", "new"), sizes, strict=True))
+    given = QUICK if quick else SIZES
     names = [name for name in TECHNIQUES if compiled or name not in _ON_TPU]
-    row = study_row(
-        request,
-        SMALLEST if quick else MODEL,
-        "",
-        steps,
-        {**given, "techniques": names},
-        sizes=10,
-        programs=14,
-    )
+    model, arguments = shapes.SMALLEST if quick else MODEL, {**given, "techniques": names}
+    row = costs.study_row(request, model, "", steps, arguments, sizes=10, programs=14)
     title = (
         "Seconds of a step without techniques and with all: {rollouts} rollouts of {prompt} tokens "
         "and lognormal completions of at most {new}, {slots} slots, a row of the longest two a "
         "micro-batch"
     )
-    sections = [Section("step", title.format(**given), [row], words=words, draw=draw)]
+    found = [Section("step", title.format(**given), [row], draw=draw)]
     if compiled:
         title = (
             "The gradient of gemma3-4b, one sequence of 1,024 tokens a chip: base sharded over "
             "eight chips or whole; the exchange at the links' speed, and what of it is not hidden"
         )
-        sections.append(Section("overlap", title, [Row("gemma3-4b", overlapped, programs=2)]))
+        found.append(Section("overlap", title, [Row("gemma3-4b", overlapped, programs=2)]))
     elif not quick:
         title = "Seconds of the demo from the command to the end of its first step, by its cache"
         start = Row("demo", started, seconds=75)
-        sections.append(Section("start", title, [start], environment=CPU_ONLY))
+        found.append(Section("start", title, [start], environment=CPU_ONLY))
         title = (
-            f"The demo with its base in another format, {STEPS} steps: greedy accuracy on the "
-            "validation split before and after, by seed"
+            f"Runs of {STEPS} steps of the demo with its base in another format: greedy accuracy "
+            "on the validation split before and after, by seed"
         )
-        sections.append(
-            Section(
-                "convergence",
-                title,
-                [
-                    Row(
-                        name,
-                        converged,
-                        {"quantization": quantization, "seeds": SEEDS, "steps": STEPS},
-                        seconds=300,
-                    )
-                    for name, quantization in (("float32", "none"), ("int8", "int8"))
-                ],
-                draw=draw_convergence,
-            )
+        runs = {"seeds": SEEDS, "steps": STEPS}
+        rows = [
+            Row(name, converged, {"quantization": kind, **runs}, seconds=300)
+            for name, kind in (("float32", "none"), ("int8", "int8"))
+        ]
+        found.append(
+            Section("convergence", title, rows, environment=CPU_ONLY, draw=draw_convergence)
         )
-    return Benchmark(sections, expected_on=expected_on(request))
+    return found

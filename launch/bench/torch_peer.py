@@ -67,21 +67,14 @@ def decode(*, folder: str, sizes: Mapping[str, int]) -> Figures:
     return {**found, "logprob": sum(scored) / len(scored)}
 
 
-def gradient(*, folder: str, sizes: Mapping[str, int], micro: int, rank: int) -> Figures:
-    """Seconds and memory of the gradient of GRPO's loss at ratio 1, a mean over all tokens.
-
-    Args:
-        folder: of the model.
-        sizes: of the rollouts, whose tokens are random.
-        micro: rows of a micro-batch.
-        rank: of the LoRA.
-    """
-    rows, prompt, new = sizes["rows"], sizes["prompt"], sizes["new"]
+def gradient(*, folder: str, sizes: Mapping[str, int]) -> Figures:
+    """Seconds and memory of the gradient of GRPO's loss at ratio 1, a mean over all tokens."""
+    rows, prompt, new, micro = (sizes[key] for key in ("rows", "prompt", "new", "micro"))
     model = _open(folder).train().requires_grad_(requires_grad=False)
     for module in list(model.model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, torch.nn.Linear):
-                setattr(module, name, LoraLinear(child, rank))
+                setattr(module, name, LoraLinear(child, sizes["rank"]))
     model.gradient_checkpointing_enable({"use_reentrant": False})
     tokens = torch.randint(8, model.config.vocab_size, (rows, prompt + new), device=DEVICE)
     advantages = torch.randn(rows, 1, device=DEVICE)

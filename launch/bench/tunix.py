@@ -29,73 +29,55 @@ TARGETS = r".*layers.*(q_einsum|kv_einsum|attn_vec_einsum|gate_proj|up_proj|down
 PAD, EOS = 0, 1
 
 
+def with_lora(model: gemma3.Gemma3, lora: Lora, *, seed: int = 0) -> Any:
+    """Its model with a LoRA of the same rank and scale as ours, by qwix."""
+    provider = qwix.LoraProvider(module_path=TARGETS, rank=lora.rank, alpha=lora.scale * lora.rank)
+    return qwix.apply_lora_to_model(model, provider, rngs=nnx.Rngs(seed), **model.get_model_input())
+
+
 @dataclass(frozen=True)
 class Peer:
-    """Tunix's LoRA-wrapped Gemma 3 without its arrays.
+    """Tunix's LoRA-wrapped Gemma 3 without its arrays: structure, and shapes of LoRA and base.
 
-    Attributes:
-        graphdef: the model's structure.
-        lora: shapes of its LoRA parameters, in the base's dtype as in Tunix's recipes.
-        base: shapes of all other parameters.
-        temperature: of the loss.
-        beta: weight of its KL term; 0: no KL term and no reference.
+    The LoRA has the base's dtype, as in Tunix's recipes.
     """
 
     graphdef: Any
     lora: Any
     base: Any
-    temperature: float
-    beta: float
 
     @staticmethod
-    def create(
-        config: gemma3.ModelConfig,
-        lora: Lora,
-        *,
-        temperature: float = 1.0,
-        beta: float = 0.0,
-    ) -> Peer:
-        """Describes the model with a LoRA of the same rank and scale; allocates nothing."""
-        provider = qwix.LoraProvider(
-            module_path=TARGETS, rank=lora.rank, alpha=lora.scale * lora.rank
-        )
+    def create(config: gemma3.ModelConfig, lora: Lora) -> Peer:
+        """Describes the model; allocates nothing."""
         bare = nnx.eval_shape(lambda: gemma3.Gemma3(config, rngs=nnx.Rngs(0)))
-        model = nnx.eval_shape(
-            lambda bare: qwix.apply_lora_to_model(
-                bare, provider, rngs=nnx.Rngs(0), **bare.get_model_input()
-            ),
-            bare,
-        )
-        graphdef, trained, base = nnx.split(model, nnx.LoRAParam, ...)
-        return Peer(graphdef, trained, base, temperature, beta)
+        model = nnx.eval_shape(lambda bare: with_lora(bare, lora), bare)
+        return Peer(*nnx.split(model, nnx.LoRAParam, ...))
 
     def with_values(self, values: Mapping[str, jax.Array]) -> tuple[Any, Any]:
-        """Returns LoRA and base with values by path, each in its own dtype."""
+        """LoRA and base with values by path, each in its own dtype."""
 
         def filled(state: Any) -> Any:
-            flat = nnx.to_flat_state(state)
             return nnx.from_flat_state(
                 [
                     (path, leaf.replace(values[".".join(map(str, path))].astype(leaf.dtype)))
-                    for path, leaf in flat
+                    for path, leaf in nnx.to_flat_state(state)
                 ]
             )
 
         return filled(self.lora), filled(self.base)
 
-    def sampler(
-        self, weights: tuple[Any, Any], vocabulary: Vocabulary, *, prompt: int, new: int
-    ) -> TunixSampler:
-        """Returns its sampler for LoRA and base."""
-        model = nnx.merge(self.graphdef, *weights)
-        return TunixSampler(model, vocabulary, prompt=prompt, new=new)
-
     def gradient(
-        self, lora: Any, base: Any, example: TrainExample
+        self,
+        lora: Any,
+        base: Any,
+        example: TrainExample,
+        *,
+        temperature: float = 1.0,
+        beta: float = 0.0,
     ) -> tuple[tuple[jax.Array, dict[str, Any]], Any]:
-        """Returns value, metrics and LoRA gradient of its GRPO loss, as in its trainer."""
-        config = GRPOConfig(beta=self.beta, loss_agg_mode="token-mean")
-        config.temperature = self.temperature  # as its GRPOLearner does
+        """Value, metrics and LoRA gradient of its GRPO loss; `beta` weighs the KL term."""
+        config = GRPOConfig(beta=beta, loss_agg_mode="token-mean")
+        config.temperature = temperature  # as its GRPOLearner does
 
         def loss(model: Any, example: TrainExample) -> tuple[jax.Array, dict[str, Any]]:
             return algo_core.grpo_loss_fn(model, example, config, PAD, EOS)
@@ -110,13 +92,9 @@ def train_example(
     advantages: jax.Array,
     reference: jax.Array | None = None,
 ) -> TrainExample:
-    """Returns a batch of token ids, `rows seq` each: prompts padded in front, completions behind.
+    """A batch of token ids, `rows seq` each: prompts padded in front, completions behind.
 
-    Args:
-        prompts: token ids.
-        completions: token ids.
-        advantages: one for each row.
-        reference: log-probs of the reference policy, for a loss with a KL term.
+    A loss with a KL term needs log-probs of the reference policy, shaped as the completions.
     """
     return TrainExample(
         prompt_ids=prompts,
@@ -135,12 +113,6 @@ class TunixSampler(Sampler):
     Its `__call__` makes a token buffer of the batch's maximum length, so both programs are compiled
     again for each length. Here the buffer always has the largest length, and the number of steps,
     an argument of its loop, is the batch's own.
-
-    Args:
-        model: with or without LoRA.
-        vocabulary: its padding, stop and forbidden tokens.
-        prompt: tokens of a prompt, padding in front included.
-        new: largest number of generated tokens.
     """
 
     def __init__(
@@ -168,16 +140,12 @@ class TunixSampler(Sampler):
     def sample(
         self, prompts: Sequence[np.ndarray], *, new: int, temperature: float, seed: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns tokens and log-probs, `rows new`, of one static batch.
-
-        Args:
-            prompts: one per row; a group's prompt is repeated for each of its rollouts.
-            new: tokens of the longest row; all rows are computed to that length.
-            temperature: 0 is greedy, with the log-probs of temperature 1.
-            seed: of its RNG.
-        """
+        """Tokens and log-probs, `rows new`, of one static batch; temperature 0 is greedy."""
+        rows = np.full((len(prompts), self._prompt), PAD, np.int32)
+        for row, tokens in zip(rows, prompts, strict=True):
+            row[-len(tokens) :] = tokens
         state = self.init_sample_state(
-            jnp.array(padded_in_front(prompts, self._prompt)),
+            jnp.array(rows),
             total_sampling_steps=self._prompt + self._new,
             include_logits=False,
             forbidden_token_ids=self._forbidden,
@@ -196,11 +164,3 @@ class TunixSampler(Sampler):
         generated = slice(self._prompt, self._prompt + new)
         buffers = jax.device_get((state.token_buffer, state.logprobs_buffer))
         return buffers[0][:, generated], buffers[1][:, generated]
-
-
-def padded_in_front(prompts: Sequence[np.ndarray], width: int) -> np.ndarray:
-    """Returns token ids, `rows width`, with padding before each prompt."""
-    rows = np.full((len(prompts), width), PAD, np.int32)
-    for row, tokens in zip(rows, prompts, strict=True):
-        row[-len(tokens) :] = tokens
-    return rows

@@ -20,12 +20,12 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import optax
-import qwix
 from flax import nnx
 from safetensors.numpy import save_file
 from tunix.models.gemma3 import params_safetensors
@@ -36,7 +36,7 @@ from tunix.sft.metrics_logger import MetricsLoggerOptions
 
 from configs.load import load_config
 from configs.schema import Config
-from launch.bench.tunix import TARGETS
+from launch.bench.tunix import with_lora
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.data.load import load_data
@@ -59,29 +59,24 @@ WITHOUT_LIMIT = 10**9
 def train(
     *, config: str, seed: int, lr: float, seconds: float, every: int, folder: str
 ) -> dict[str, Any]:
-    """Trains until the time is up, and keeps the LoRA of every few steps.
+    """Trains until the seconds since the call are up.
 
-    Args:
-        config: file with the task.
-        seed: of LoRA, prompts and noise.
-        lr: peak learning rate.
-        seconds: from the call to the last step.
-        every: steps between two versions that are kept, of which the first is the base's.
-        folder: gets `STEP.safetensors` for each version, the LoRA's arrays by path.
+    The folder gets `STEP.safetensors` every few steps, of which the first is the base's: the LoRA's
+    arrays by path.
 
     Returns:
         A value for each step: `elapsed_s`, its end in seconds since the call; `tokens`, generated
         until then.
     """
-    return _Run(load_config(config), seed=seed, lr=lr, every=every, folder=Path(folder)).train(
-        seconds
-    )
+    run = _Run(load_config(config), seed=seed, lr=lr, folder=Path(folder))
+    run.learner.train(run.batches(seconds, every=every))
+    return {"elapsed_s": run.elapsed_s, "tokens": run.generated}
 
 
 class _Run:
-    def __init__(self, config: Config, *, seed: int, lr: float, every: int, folder: Path) -> None:
+    def __init__(self, config: Config, *, seed: int, lr: float, folder: Path) -> None:
         self.began_s = time.monotonic()
-        self.config, self.seed, self.every, self.folder = config, seed, every, folder
+        self.config, self.seed, self.folder = config, seed, folder
         model = Path(config.model.path)
         self.tokenizer = read_tokenizer(model)
         self.prompts = load_data(config, self.tokenizer).train.prompts
@@ -92,30 +87,32 @@ class _Run:
             devices=jax.devices()[:1],
             axis_types=(jax.sharding.AxisType.Auto,) * 2,
         )
+        dtype = jax.numpy.dtype(config.model.dtype)
+        shape = architecture(read_text_config(model), dtype=dtype).config
         with mesh:
-            policy = self._policy(model, mesh)
+            base = params_safetensors.create_model_from_safe_tensors(
+                str(model), shape, mesh, dtype=dtype
+            )
+            policy = with_lora(base, config.lora, seed=seed)
         self.rollouts = RolloutConfig(
             max_tokens_to_generate=config.rollout.max_new_tokens,
             max_prompt_length=config.rollout.max_prompt_tokens,
-            kv_cache_size=config.rollout.max_prompt_tokens + config.rollout.max_new_tokens,
+            kv_cache_size=config.rollout.max_tokens,
             temperature=config.rollout.temperature,
             top_p=config.rollout.top_p,
             eos_tokens=list(Vocabulary.of(self.tokenizer, config.rollout).stops),
         )
-        cluster = rl_cluster.RLCluster(
-            actor=policy,
-            tokenizer=_Tokens(self.tokenizer, self.prompts),
-            cluster_config=rl_cluster.ClusterConfig(
-                role_to_mesh=dict.fromkeys(
-                    (rl_cluster.Role.ACTOR, rl_cluster.Role.REFERENCE, rl_cluster.Role.ROLLOUT),
-                    mesh,
-                ),
-                training_config=self._training(lr, folder),
-                rollout_config=self.rollouts,
-            ),
-        )
+        roles = rl_cluster.Role.ACTOR, rl_cluster.Role.REFERENCE, rl_cluster.Role.ROLLOUT
         self.learner = GRPOLearner(
-            rl_cluster=cluster,
+            rl_cluster=rl_cluster.RLCluster(
+                actor=policy,
+                tokenizer=_tokens(self.tokenizer, self.prompts),
+                cluster_config=rl_cluster.ClusterConfig(
+                    role_to_mesh=dict.fromkeys(roles, mesh),
+                    training_config=self._training(lr),
+                    rollout_config=self.rollouts,
+                ),
+            ),
             reward_fns=self._reward(),
             algo_config=GRPOConfig(
                 num_generations=config.rollout.group_size,
@@ -126,21 +123,7 @@ class _Run:
             metric_fns=[self._count],
         )
 
-    def _policy(self, model: Path, mesh: jax.sharding.Mesh) -> Any:
-        dtype = jax.numpy.dtype(self.config.model.dtype)
-        config = architecture(read_text_config(model), dtype=dtype).config
-        base = params_safetensors.create_model_from_safe_tensors(
-            str(model), config, mesh, dtype=dtype
-        )
-        lora = self.config.lora
-        return qwix.apply_lora_to_model(
-            base,
-            qwix.LoraProvider(module_path=TARGETS, rank=lora.rank, alpha=lora.scale * lora.rank),
-            rngs=nnx.Rngs(self.seed),
-            **base.get_model_input(),
-        )
-
-    def _training(self, lr: float, folder: Path) -> rl_cluster.RLTrainingConfig:
+    def _training(self, lr: float) -> rl_cluster.RLTrainingConfig:
         learner, prompts = self.config.learner, self.config.rollout.prompts_per_step
         warmup = max(learner.warmup_steps, 1)
         rate = optax.linear_schedule(lr / warmup, lr, max(warmup - 1, 1))
@@ -154,7 +137,7 @@ class _Run:
             mini_batch_size=prompts,
             train_micro_batch_size=prompts,
             metrics_logging_options=MetricsLoggerOptions(
-                str(folder), backend_kwargs={"custom_backend": [_Silent]}
+                str(self.folder), backend_kwargs={"custom_backend": [_silent]}
             ),
         )
 
@@ -184,10 +167,25 @@ class _Run:
         self.tokens += sum(len(self.tokenizer.encode(text)) + 1 for text in completions)
         return {}
 
-    def _batches(self, seconds: float) -> Iterator[Mapping[str, np.ndarray]]:
-        """The prompts of each step; the learner takes the next ones after an update."""
+    def batches(self, seconds: float, *, every: int) -> Iterator[Mapping[str, np.ndarray]]:
+        """The prompts of each step; the learner takes the next ones after an update.
+
+        Records the end of the step before, and keeps its version if it is due.
+        """
         for step in itertools.count():
-            if self._ended(step, seconds):
+            trained = self.learner.rl_cluster.actor_trainer.model
+            lora = jax.block_until_ready(nnx.state(trained, nnx.LoRAParam))
+            elapsed_s = time.monotonic() - self.began_s
+            if step:
+                self.elapsed_s.append(elapsed_s)
+                self.generated.append(self.tokens)
+            if elapsed_s >= seconds or step % every == 0:
+                arrays = {
+                    ".".join(map(str, path)): np.asarray(leaf.get_value())
+                    for path, leaf in nnx.to_flat_state(lora)
+                }
+                save_file(arrays, self.folder / f"{step}.safetensors")
+            if elapsed_s >= seconds:
                 return
             self.rollouts.seed = jax.random.fold_in(jax.random.PRNGKey(self.seed), step)
             prompts = prompts_for_step(
@@ -198,60 +196,19 @@ class _Run:
             )
             yield {"prompts": np.array([prompt.text for prompt in prompts])}
 
-    def _ended(self, step: int, seconds: float) -> bool:
-        """Records the end of a step, and keeps its version if it is due; whether the time is up."""
-        trained = self.learner.rl_cluster.actor_trainer.model
-        lora = jax.block_until_ready(nnx.state(trained, nnx.LoRAParam))
-        elapsed_s = time.monotonic() - self.began_s
-        if step:
-            self.elapsed_s.append(elapsed_s)
-            self.generated.append(self.tokens)
-        ended = elapsed_s >= seconds
-        if ended or step % self.every == 0:
-            flat = nnx.to_flat_state(lora)
-            arrays = {".".join(map(str, path)): np.asarray(leaf.get_value()) for path, leaf in flat}
-            save_file(arrays, self.folder / f"{step}.safetensors")
-        return ended
 
-    def train(self, seconds: float) -> dict[str, Any]:
-        """See `train`."""
-        self.learner.train(self._batches(seconds))
-        return {"elapsed_s": self.elapsed_s, "tokens": self.generated}
-
-
-class _Tokens:
+def _tokens(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> SimpleNamespace:
     """The configuration's tokenizer with the interface that Tunix accepts."""
-
-    def __init__(self, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> None:
-        self._tokenizer = tokenizer
-        self._ids = {prompt.text: prompt.tokens.tolist() for prompt in prompts}
-
-    def encode(self, text: str, **_: object) -> list[int]:
-        """Token ids of a prompt."""
-        return list(self._ids[text])
-
-    def decode(self, ids: Sequence[int], **_: object) -> str:
-        """Text of a completion."""
-        return self._tokenizer.decode(ids)
-
-    def bos_id(self) -> int:
-        """<bos>."""
-        return self._tokenizer.bos_id
-
-    def eos_id(self) -> int:
-        """<eos>."""
-        return self._tokenizer.eos_id
-
-    def pad_id(self) -> int:
-        """<pad>."""
-        return self._tokenizer.pad_id
+    ids = {prompt.text: prompt.tokens.tolist() for prompt in prompts}
+    return SimpleNamespace(
+        encode=lambda text, **_: list(ids[text]),
+        decode=lambda ids, **_: tokenizer.decode(ids),
+        bos_id=lambda: tokenizer.bos_id,
+        eos_id=lambda: tokenizer.eos_id,
+        pad_id=lambda: tokenizer.pad_id,
+    )
 
 
-class _Silent:
+def _silent() -> SimpleNamespace:
     """A logging backend that writes nothing."""
-
-    def log_scalar(self, *_: Any, **__: Any) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
+    return SimpleNamespace(log_scalar=lambda *_, **__: None, close=lambda: None)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 
 import jax
 import pytest
 
 from launch.bench import __main__ as bench
-from launch.bench import hbm, learner
-from launch.bench.harness import Benchmark, Bound, Row, Section
-from launch.bench.torch import APART, QUICK, SIZES, make_config
+from launch.bench import learner
+from launch.bench.harness import Bound, Row, Section
+from launch.bench.torch import APART, SIZES, make_config
 
 
 def row(name: str, **figures) -> Row:
@@ -21,18 +20,17 @@ def row(name: str, **figures) -> Row:
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch):
-    """Replaces the sections of two benchmarks by cheap ones."""
+    """Replaces the sections of a benchmark by cheap ones."""
 
-    def replace(*sections: Section, **how) -> None:
-        for module in (learner, hbm):
-            monkeypatch.setattr(module, "benchmark", lambda _: Benchmark(sections, **how))
+    def replace(*sections: Section) -> None:
+        monkeypatch.setattr(learner, "sections", lambda _: sections)
 
     replace(
         Section(
             "one",
             "About one",
             [
-                Row("a", dict, {"gib": 1.2345678, "fits": True}, seconds=60, programs=1),
+                Row("a", dict, {"gib": 1.2345678, "fits": True}, seconds=120),
                 row("b", fits=False),
             ],
         ),
@@ -49,14 +47,11 @@ def test_figures_are_shown_and_written(made_up, tmp_path, capsys):
     assert "| a | measured on cpu | 1.235 | yes |\n| b | measured on cpu |  | NO |" in out
     assert "| a | measured on cpu | 22,429 | 0.5 |" in out
     assert f"jax {jax.__version__}" in out
-    assert err.startswith(
-        "3 rows, 1 programs by the TPU compiler: about 2 minutes on two idle cores\n[1/3] one/a"
-    )
+    assert err.startswith("3 rows: about 2 minutes on two idle cores\n[1/3] one/a")
     found = json.loads(path.read_text())
     assert found["benchmark"] == "learner"
-    how = {"how": "measured on cpu"}
-    assert found["sections"]["one"]["a"] == {**how, "gib": 1.2345678, "fits": True}
-    assert "machine" in found
+    figures = {"how": "measured on cpu", "gib": 1.2345678, "fits": True}
+    assert found["sections"]["one"]["a"] == figures
     assert [p.name for p in tmp_path.iterdir()] == ["found.json"]
     assert bench.main(["learner", "--only", "o*b"]) == 0
     assert "[1/1] one/b ..." in capsys.readouterr().err
@@ -65,7 +60,6 @@ def test_figures_are_shown_and_written(made_up, tmp_path, capsys):
 def test_a_run_that_was_broken_off_continues(made_up, tmp_path, capsys):
     path = tmp_path / "found.json"
     assert bench.main(["learner", "--only", "one", "--json", str(path)]) == 0
-    before = json.loads(path.read_text())
     capsys.readouterr()
     assert bench.main(["learner", "--json", str(path)]) == 0
     err = capsys.readouterr().err
@@ -74,48 +68,36 @@ def test_a_run_that_was_broken_off_continues(made_up, tmp_path, capsys):
     made_up(Section("one", "About one", [row("a", gib=2.0)]))
     assert bench.main(["learner", "--json", str(path)]) == 0
     assert json.loads(path.read_text())["sections"]["one"]["a"]["gib"] == 2.0
-    assert before["sections"]["one"]["a"]["gib"] == 1.2345678
 
 
 def test_a_failed_row_is_shown_and_the_others_are_measured(made_up, capsys):
-    broken = Row("broken", env_value, {"nonsense": 1})
+    broken = Row("broken", learner.wide_gradient, {"nonsense": 1})
     made_up(Section("one", "One", [broken, row("a", gib=1)]))
     assert bench.main(["learner"]) == 1
     out, err = capsys.readouterr()
     assert "| broken | TypeError: " in out
     assert "| a |  | measured on cpu | 1 |" in out
-    assert "env_value ended with 1:" in err
+    assert "getcwd ended with 1:" in err
     made_up(Section("one", "One", [row("a", x=1)], [Bound("x", most=0)]))
     assert bench.main(["learner"]) == 1
     assert "\nDOES NOT HOLD: a: x 1 (at most 0)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("name", "needs", "sentence"),
-    [
-        ("hbm", (), "the TPU compiler is missing: install the package libtpu"),
-        ("learner", ("torch", "transformers"), "the peer is missing: install torch and tran"),
-    ],
-)
-def test_without_what_it_needs_nothing_is_measured(
-    made_up, capsys, monkeypatch, name, needs, sentence
-):
-    made_up(Section("one", "One", [row("a")]), needs=needs)
+def test_without_the_tpu_compiler_nothing_is_measured(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert bench.main([name]) == 1
+    assert bench.main(["hbm"]) == 1
     out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(sentence)
+    assert out == ""
+    assert err.startswith("the TPU compiler is missing: install the package libtpu")
 
 
 def test_bounds_are_claimed_for_their_rows():
     found = {"a 1": {"x": 2.0}, "a 2": {"x": 0.5}, "a 3": {}, "b": {"x": 0.0}}
     claims = list(Bound("x", least=1, rows="a*")(found))
-    assert [claim.holds for claim in claims] == [True, False, False]
-    assert [claim.text for claim in claims] == [
-        "a 1: x 2 (at least 1)",
-        "a 2: x 0.5 (at least 1)",
-        "a 3: x missing (at least 1)",
+    assert claims == [
+        ("a 1: x 2 (at least 1)", True),
+        ("a 2: x 0.5 (at least 1)", False),
+        ("a 3: x missing (at least 1)", False),
     ]
     assert next(Bound("x", most=0)(found)).text == "a 1: x 2 (at most 0)"
 
@@ -130,12 +112,7 @@ def test_bounds_are_claimed_for_their_rows():
             "command line: unrecognized arguments: --jsn x; --help describes the command\n",
         ),
         (["learner", "--only", "128x"], "command line: --only 128x: no such row; nearest: "),
-        (["learner", "--json", "/nowhere/x"], "command line: --json: no folder /nowhere\n"),
         (["sizing", "--quick", "--device", "compiler"], "command line: --quick measures a small"),
-        (
-            ["rates", "configs/demo.toml"],
-            "command line: the following arguments are required: --lr",
-        ),
     ],
 )
 def test_a_mistake_is_one_line(capsys, argv, expected):
@@ -145,33 +122,25 @@ def test_a_mistake_is_one_line(capsys, argv, expected):
     assert err.count("\n") == 1
 
 
-def env_value(name: str) -> dict[str, str | None]:
-    return {name: os.environ.get(name)}
-
-
 REQUESTS = [
-    *([name] for name in bench.BENCHMARKS if name != "rates"),
-    *([name, "--quick"] for name, command in bench.BENCHMARKS.items() if command.quick),
-    ["sizing", "--device", "compiler"],
-    ["latency", "--device", "compiler"],
-    ["serve", "--device", "compiler"],
-    ["rates", "configs/demo.toml", "--lr", "1e-3", "2e-3"],
+    *([name] for name in bench.BENCHMARKS),
+    *([name, "--quick"] for name in bench.BENCHMARKS if name != "hbm"),
+    *([name, "--device", "compiler"] for name in ("sizing", "latency", "mesh", "serve")),
 ]
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=" ".join)
 def test_rows_have_own_names_and_arguments_that_a_child_can_read(request_: list[str]):
-    request, benchmark = bench.prepare(request_)
-    rows = [(section.name, row) for section in benchmark.sections for row in section.rows]
+    request, sections = bench.prepare(request_)
+    rows = [(section.name, row) for section in sections for row in section.rows]
     assert rows
     assert len({(section, row.name) for section, row in rows}) == len(rows)
     for _, each in rows:
         json.dumps(each.arguments)
         module = importlib.import_module(each.measure.__module__)
         assert getattr(module, each.measure.__qualname__) is each.measure
-    programs = sum(each.programs for _, each in rows)
-    assert bool(programs) == (request.device == "compiler")
-    assert programs <= 60
+    if request.device == "compiler":
+        assert 0 < sum(each.programs for _, each in rows) <= 60
 
 
 def test_transformers_agrees_with_what_ours_sampled(tmp_path):
@@ -181,7 +150,7 @@ def test_transformers_agrees_with_what_ours_sampled(tmp_path):
     assert json.loads(path.read_text())["sections"]["decode"]["small"]["apart"] < APART
 
 
-@pytest.mark.parametrize("sizes", [*SIZES.values(), QUICK], ids=[*SIZES, "quick"])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_the_settings_of_ours_beside_torch_are_valid(sizes: dict[str, int]):
     config = make_config(sizes)
     assert config.slots == sizes["rows"]

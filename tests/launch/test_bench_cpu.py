@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from launch.bench import learner, rollout, small_gemma
-from launch.bench.rollout import Case
-from launch.bench.small_gemma import make_lengths, make_requests
+from launch.bench import learner, rollout, shapes
+from launch.bench.rollout import Case, make_lengths, make_requests
 
 MODEL = {
     "vocab_size": 96,
@@ -24,57 +23,36 @@ SIZES = {"SLOTS": 4, "GROUP": 2, "PROMPT": 6, "NEW": 12, "SEGMENT": 3}
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[pytest.MonkeyPatch]:
-    """A tiny model, and few and short rollouts."""
+def case() -> Iterator[Case]:
+    """Both samplers with a tiny model and short rollouts; `Case.make` returns the same ones."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in MODEL.items():
-            patch.setitem(small_gemma.SMALL, name, value)
+            patch.setitem(shapes.SMALL, name, value)
         for name, size in SIZES.items():
-            for module in (small_gemma, rollout):
-                if hasattr(module, name):
-                    patch.setattr(module, name, size)
-        yield patch
-
-
-@pytest.fixture(scope="module")
-def case(small: pytest.MonkeyPatch) -> Case:
-    """Both samplers; `Case.make` returns the same ones."""
-    case = Case.make()
-    small.setattr(Case, "make", lambda: case)
-    return case
+            patch.setattr(rollout, name, size)
+        patch.setattr(shapes, "GROUP", SIZES["GROUP"])
+        case = Case.make()
+        patch.setattr(Case, "make", lambda: case)
+        yield case
 
 
 def test_lengths_are_truncated_and_have_the_documented_mean():
     lengths = make_lengths(20_000)
     assert lengths.min() >= 1
-    assert lengths.max() == small_gemma.NEW
-    assert lengths.mean() / small_gemma.NEW == pytest.approx(0.35, abs=0.005)
-
-
-def test_groups_share_a_prompt_and_rollouts_have_distinct_names(small):
-    requests = make_requests([5, 6, 7, 8, 9, 10])
-    assert len({request.name for request in requests}) == 6
-    assert [request.max_new_tokens for request in requests] == [5, 6, 7, 8, 9, 10]
-    prompts = [request.prompt_tokens for request in requests]
-    assert all(3 <= len(prompt) <= 6 for prompt in prompts)
-    assert prompts[0] is prompts[1]
-    assert not np.array_equal(prompts[1], prompts[2])
+    assert lengths.max() == rollout.NEW
+    assert lengths.mean() / rollout.NEW == pytest.approx(0.35, abs=0.005)
 
 
 def test_both_samplers_generate_the_requested_tokens_and_count_work(case):
-    steps = [make_requests([1, 2, 3, 12]), make_requests([4, 4, 5, 5])]
-    # Batches of two rows with 2, 12, 4 and 5 steps.
-    assert case.theirs(steps, batch=2) == 2 * (2 + 12 + 4 + 5)
+    step = make_requests([1, 2, 3, 12])
+    # Batches of two rows with 2 and 12 steps.
+    assert case.theirs(step, batch=2) == 2 * (2 + 12)
     # Four slots for three decode steps, then one slot for nine.
-    assert case.ours(steps) == (4 * 3 + 9) + (4 * 3 + 4 * 3)
-
-
-def test_a_row_has_both_speeds_and_no_compilations(case):
+    assert case.ours(step) == 4 * 3 + 9
     found = rollout.speed(share=1, equal=True, repeats=1)
-    assert found["tokens"] == 16 * 12
-    assert found["their_batch"] in {1, 2, 4}
+    assert found["tokens"] == 4 * 12
+    assert found["their_batch"] in {1, 4}
     assert found["compiled"] == 0
-    assert found["ratio"] == pytest.approx(found["ours_per_s"] / found["theirs_per_s"])
     assert found["ours_useful"] == found["theirs_useful"] == 1.0
 
 
@@ -99,16 +77,10 @@ def test_greedy_text_equals_tunix_s_and_different_text_is_counted(case, monkeypa
     assert other["apart"] == pytest.approx(0.5, abs=1e-4)
 
 
-@pytest.fixture(scope="module")
-def gradients() -> learner.Case:
-    """The learner's case with a small vocabulary and short sequences."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (MODEL | {"sliding_window": 8}).items():
-            patch.setitem(learner.BODY, name, value)
-        patch.setattr(learner, "PROMPT", 6)
-        patch.setattr(learner, "COMPLETION", 10)
-        return learner.wide_case(sequences=3, dtype="float32")
-
-
-def test_our_gradient_equals_that_of_tunix(gradients):
-    assert learner.apart(gradients.ours().run(), gradients.theirs().run()) < 1e-4
+@pytest.mark.parametrize("share", ["true", "false"])
+def test_our_gradient_equals_that_of_tunix(share: str):
+    config = learner.make_config(prompt=6, new=10, in_row=2, learner__share_prefix=share)
+    model = shapes.random_model(shapes.SMALL | MODEL | {"sliding_window": 8}, config)
+    rollouts = learner.random_rollouts([10, 7, 4], prompt=6, prompts=2, vocab=96)
+    both = (side(config, model, rollouts).run() for side in (learner.ours, learner.theirs))
+    assert learner.apart(*both) < 1e-4

@@ -11,7 +11,7 @@ import pytest
 
 from launch.bench.layer_split import LayerSplit
 from launch.bench.mesh import device_bytes
-from launch.bench.small_gemma import SMALL, random_policy, small_config
+from launch.bench.shapes import SMALL, one_device, random_model
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.attention import Layout, PackedAttention
 from pipeline.compute.model.head import Head
@@ -23,7 +23,7 @@ from pipeline.data.models.hf_config import read_model_shape, text_config
 MODEL = SMALL | {"num_hidden_layers": 3, "sliding_window_pattern": 3}
 ARCHITECTURE = architecture(MODEL, dtype=jnp.dtype("float32"))
 ROWS, LENGTH = 4, 12
-LORA = small_config().lora
+CONFIG = one_device("demo", slots=8, prompt=8, new=8)
 
 
 def forward(policy, base, adapter, tokens):
@@ -50,8 +50,7 @@ def single():
     """Policy, base, adapter and tokens on one device, and their outcome."""
     rng = np.random.default_rng(0)
     # With a larger embedding every token repeats.
-    scales = {"embedder.input_embedding": 0.02}
-    policy, base, adapter = random_policy(MODEL, "float32", LORA, scales=scales)
+    policy, base, adapter = random_model(MODEL, CONFIG, embedding=0.02)
     tokens = rng.integers(2, MODEL["vocab_size"], (ROWS, LENGTH)).astype(np.int32)
     return policy, base, adapter, tokens, *outcome(policy, base, adapter, tokens)
 
@@ -59,11 +58,10 @@ def single():
 def split_of(base, adapter, *, stages, micro_batches):
     """The layer split, and its parameters on the stages."""
     mesh = make_mesh(jax.devices()[:stages], tp=stages)
-    split = LayerSplit(ARCHITECTURE, lora=LORA, mesh=mesh, micro_batches=micro_batches)
+    split = LayerSplit(ARCHITECTURE, lora=CONFIG.lora, mesh=mesh, micro_batches=micro_batches)
     params = [jax.tree.map(np.asarray, split.stack(some)) for some in (base, adapter)]
     places = jax.tree.map(lambda x: x.sharding, list(split.abstract_params()))
-    placed = jax.device_put(params, places)
-    return split, placed[0], placed[1]
+    return split, *jax.device_put(params, places)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 4), (4, 1), (4, 2)])

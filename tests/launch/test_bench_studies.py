@@ -1,14 +1,16 @@
-"""`launch.bench`: simulation and words of studies by value; each command with `--quick`."""
+"""`launch.bench`: simulation, words and requests by value; each command with `--quick`."""
 
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from launch.bench import __main__ as bench
-from launch.bench import sizing
+from launch.bench import costs, hbm, sizing
 from launch.bench.serve import Engine, simulate
+from pipeline.plan.topology import GIB
 
 
 def test_requests_wait_for_slots_and_decode_in_segments():
@@ -33,31 +35,39 @@ def test_an_idle_engine_waits_for_the_next_request():
 
 
 def test_knee_and_lumps_are_named():
-    points = [
-        (1, 1, 1.0, 1),
-        (32, 1, 0.1, 1),
-        (64, 1, 0.05, 1),
-        (68, 1, 0.06, 1),
-        (128, 1, 0.045, 1),
-    ]
+    per_token = {1: 1.0, 32: 0.1, 64: 0.05, 68: 0.06, 128: 0.045}
+    points = [(batch, 1, ms, 1) for batch, ms in per_token.items()]
     (text,) = sizing.words({"1b, LoRA": {"points": points}})
     assert "80% of the best rate, 22,222 tokens a second, from batch 64" in text
     assert "68 (0.83 of the rate at 64)" in text
 
 
+def test_a_gradient_on_a_v5e_is_asked_for_and_adam_counts_beside_it(monkeypatch, tmp_path):
+    found = SimpleNamespace(fits=True, hbm_bytes=4 * GIB, seconds=0.2, compile_s=1.0)
+    asked = list[tuple[int, str]]()
+
+    def compile_programs(config, _shape, programs):
+        asked.extend((config.micro_batch_rows, program) for program in programs)
+        return dict.fromkeys(programs, found)
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(costs, "compile_programs", compile_programs)
+    figures = hbm.ours(sequences=2)
+    assert asked == [(2, "gradient 2")]
+    # Rank 32 on all matrices of gemma3-1b: 25.1 million parameters, two float32 moments of each.
+    assert figures["gib"] - 4 == pytest.approx(2 * 4 * 25.13e6 / GIB, rel=1e-3)
+    assert figures["us_per_token"] == pytest.approx(1e6 * 0.2 / 2048)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "name", [name for name, command in bench.BENCHMARKS.items() if command.quick and name != "race"]
-)
+@pytest.mark.parametrize("name", [name for name in bench.BENCHMARKS if name not in ("hbm", "race")])
 def test_a_quick_benchmark_measures_all_rows_and_draws(name, tmp_path):
+    pytest.importorskip("torch" if name == "torch" else "jax")
     file, request = tmp_path / "found.json", [name, "--quick"]
-    _, benchmark = bench.prepare(request)
-    for package in benchmark.needs:
-        pytest.importorskip(package)
     assert bench.main([*request, "--json", str(file)]) == 0
     found = json.loads(file.read_text())["sections"]
     assert all("measured on" in row["how"] for rows in found.values() for row in rows.values())
-    for section in benchmark.sections:
+    for section in bench.prepare(request)[1]:
         if section.draw is not None:
             assert file.with_suffix(f".{section.name}.png").stat().st_size > 5_000

@@ -72,6 +72,20 @@ def test_the_tokenizer_has_gemmas_ids_whole_words_and_single_digits(tmp_path: Pa
     assert " ".join(pieces) == words
 
 
+@pytest.mark.slow  # the folder is in the repository: it does not change by itself
+@pytest.mark.ray
+def test_the_base_has_correct_and_wrong_answers(tmp_path: Path):
+    """Most groups have correct and wrong answers; most answers are well formed."""
+    result = tmp_path / "result.json"
+    options = ["--eval.samples=8", "--eval.temperature=1.0", "--data.test.limit=200"]
+    command = [sys.executable, "-m", "launch.evaluate", "configs/demo.toml", *options]
+    subprocess.run([*command, f"--json={result}"], cwd=PROJECT, env=os.environ, check=True)
+    base = json.loads(result.read_text())["sets"]["test"]["base"]
+    assert 0.25 <= base["accuracy"] <= 0.45
+    assert base["pass@8"] >= 0.85
+    assert base["well_formed"] >= 0.9
+
+
 @pytest.mark.slow
 def test_the_base_can_be_made_again(tmp_path: Path):
     command = [sys.executable, "-m", "launch.demo.tiny", "--out", str(tmp_path), "--steps", "3"]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from launch.bench.small_gemma import one_device
+from launch.bench.shapes import one_device
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.rollout_weights import RolloutWeights
 from pipeline.compute.decode.state import SlotAdmissions
