@@ -77,7 +77,7 @@ def test_a_failed_row_is_shown_and_the_others_are_measured(made_up, capsys):
     out, err = capsys.readouterr()
     assert "| broken | TypeError: " in out
     assert "| a |  | measured on cpu | 1 |" in out
-    assert "getcwd ended with 1:" in err
+    assert "wide_gradient ended with 1:" in err
     made_up(Section("one", "One", [row("a", x=1)], [Bound("x", most=0)]))
     assert bench.main(["learner"]) == 1
     assert "\nDOES NOT HOLD: a: x 1 (at most 0)" in capsys.readouterr().out
