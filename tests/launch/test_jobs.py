@@ -123,4 +123,4 @@ def test_leased_tpus_without_a_tpu_are_refused(head, tmp_path):
     status, output = head.run(*launch("train", config, *settings))
     assert status == 2, output
     assert "needs 4 tpu device(s)" in output
-    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "runs" / "pretended").exists()
