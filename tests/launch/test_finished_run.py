@@ -36,8 +36,6 @@ def test_wandb_has_every_step_and_the_result(finished: Path):
     for row in found.folder.metrics:
         numbers = {key: value for key, value in row.items() if not isinstance(value, str)}
         assert numbers == {key: by_step[row["step"]][key] for key in numbers}
-    for row in by_step.values():
-        assert sum(row["histogram/reward.values"]) == 16
     final = found.folder.summary
     assert final is not None
     assert found.summary["ended"] == "finished"
