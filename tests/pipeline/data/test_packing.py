@@ -65,11 +65,6 @@ def test_a_step_is_a_function_of_seed_and_number():
     assert [e.id for packed in step(examples, 1, seed=1) for e in packed] != ids[1]
 
 
-def test_a_demonstration_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="demonstration 1 has 17 tokens; a row has 16"):
-        step(make_demonstrations([(9, 8)]), 0)
-
-
 @given(SHAPES)
 def test_the_arrays_hold_the_demonstrations(shapes: list[tuple[int, int]]):
     sequences = step(make_demonstrations(shapes), 0)
@@ -77,6 +72,12 @@ def test_the_arrays_hold_the_demonstrations(shapes: list[tuple[int, int]]):
     assert [len(batch.tokens) for batch in batches] == [2, 1]
     assert sum(batch.weights.sum() for batch in batches) == pytest.approx(1.0)
     assert all(batch.prefixes is None for batch in batches)
+    padded = 3 * LENGTH - sum(len(one) - 1 for packed in sequences for one in packed)
+    assert padding_metrics(batches) == {
+        "positions": 3 * LENGTH,
+        "tokens_padded": padded,
+        "padded_share": padded / (3 * LENGTH),
+    }
     names = ("tokens", "targets", "segments", "positions", "weights")
     arrays = (np.concatenate([getattr(batch, name) for batch in batches]) for name in names)
     for packed, tokens, targets, segments, positions, weights in zip(
@@ -98,14 +99,10 @@ def test_the_arrays_hold_the_demonstrations(shapes: list[tuple[int, int]]):
 
 
 def make_group(number: int, *, prompt: int, news: Sequence[int]) -> list[Demonstration]:
-    """A prompt and its completions; tokens are 1000 x group + 100 x completion + position."""
+    """A prompt and its completions; tokens of the prompt are 1000 x group + position."""
     places = np.arange(prompt, dtype=np.int32) + 1000 * number
     return [
-        Demonstration(
-            sample,
-            places,
-            np.arange(prompt, prompt + new, dtype=np.int32) + 1000 * number + 100 * sample,
-        )
+        Demonstration(sample, places, np.zeros(new, np.int32))
         for sample, new in enumerate(news, start=1)
     ]
 
@@ -124,24 +121,6 @@ def used(row: list[list[Demonstration]]) -> int:
         len(part[0].prompt_tokens) - 1 + sum(len(one.completion_tokens) for one in part)
         for part in row
     )
-
-
-def test_first_fit_of_groups_by_hand():
-    long, short = (
-        make_group(1, prompt=4, news=[5, 4, 2, 1]),
-        make_group(2, prompt=2, news=[3, 2, 1]),
-    )
-    # The prompt takes 3 of 10 positions and the first completion 5. 4 does not fit beside them and
-    # opens a second row with the prompt again; 2 fits into the first row; 1, into the second.
-    # The other prompt takes 1, so its first completion opens a third row, and the rest follows.
-    rows = first_fit([long, short], capacity=10)
-    assert contents(rows) == [[(1, [1, 3])], [(1, [2, 4])], [(2, [1, 2, 3])]]
-    assert list(map(used, rows)) == [10, 8, 7]
-    # Without the completion of 1, the second row also has space for 2 of the other group.
-    rows = first_fit([long[:3], short[1:]], capacity=10)
-    assert contents(rows) == [[(1, [1, 3])], [(1, [2]), (2, [2])], [(2, [3])]]
-    with pytest.raises(ValueError, match="a sequence has 8 positions; a row has 7"):
-        first_fit([long], capacity=7)
 
 
 GROUPS = st.lists(
@@ -169,6 +148,13 @@ def test_rows_hold_every_sequence_once_and_each_prompt_at_most_once(
     assert sum(2 * used(row) <= 20 for row in rows) <= 1
 
 
+def test_a_sequence_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="demonstration 1 has 17 tokens; a row has 16"):
+        step(make_demonstrations([(9, 8)]), 0)
+    with pytest.raises(ValueError, match="a sequence has 8 positions; a row has 7"):
+        first_fit([make_group(1, prompt=4, news=[5])], capacity=7)
+
+
 def test_a_small_remainder_goes_into_small_micro_batches():
     shape = BatchShape(rows=8, tail_rows=2, length=4, pad=0)
     assert shape.sizes == (8, 2)
@@ -177,17 +163,3 @@ def test_a_small_remainder_goes_into_small_micro_batches():
     one_size = BatchShape(rows=2, tail_rows=2, length=4, pad=0)
     assert one_size.sizes == (2,)
     assert one_size.split(3) == [2, 2]
-
-
-def test_padding_is_counted():
-    sequences = step(make_demonstrations([(3, 5), (4, 4), (2, 7)]), 0)
-    batches = packed_batches(sequences, shape=BatchShape(4, 1, LENGTH, 0))
-    positions = sum(batch.tokens.size for batch in batches)
-    tokens = sum(len(example) - 1 for packed in sequences for example in packed)
-    found = padding_metrics(batches)
-    assert found == {
-        "positions": positions,
-        "tokens_padded": positions - tokens,
-        "padded_share": (positions - tokens) / positions,
-    }
-    assert padding_metrics([]) == dict.fromkeys(found, 0.0)
