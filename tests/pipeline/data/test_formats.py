@@ -67,31 +67,27 @@ def one(*turns: tuple[Any, Any]) -> list[dict[str, Any]]:
     return [{"role": who, "content": text} for who, text in turns]
 
 
-@pytest.mark.parametrize(
-    ("messages", "reason"),
-    [
-        ([], "has no message of the user"),
-        (one(("assistant", "a")), "has in message 1 the role 'assistant' instead of system or use"),
-        (one(("user", "a"), ("user", "b")), "has in message 2 the role 'user' instead of assistan"),
-        (one(("user", "a"), ("function_call", "b")), "has in message 2 the role 'function_call';"),
-        (one(("user", None)), "has in message 1 no content, not text"),
-        (one(("user", "a<end_of_turn>")), "contains the turn token <end_of_turn>"),
-        (
-            one(("user", [{"type": "text", "text": "a"}, {"type": "image"}])),
-            "has in message 1 a part of type 'image'; only text is supported",
-        ),
-        ("text", "is a value of type str, not a list of messages"),
-    ],
-)
-def test_malformed_messages_are_reported(
-    tokenizer: Tokenizer, tmp_path: Path, messages: Any, reason: str
-):
-    rows = [chat("a"), {"messages": messages}, chat("b")]
+MALFORMED: list[tuple[Any, str]] = [
+    ([], "has no message of the user"),
+    (one(("assistant", "a")), "has in message 1 the role 'assistant' instead of system or user"),
+    (one(("user", "a"), ("user", "b")), "has in message 2 the role 'user' instead of assistant"),
+    (one(("user", "a"), ("function_call", "b")), "has in message 2 the role 'function_call';"),
+    (one(("user", None)), "has in message 1 no content, not text"),
+    (one(("user", "a<end_of_turn>")), "contains the turn token <end_of_turn>"),
+    (
+        one(("user", [{"type": "text", "text": "a"}, {"type": "image"}])),
+        "has in message 1 a part of type 'image'; only text is supported",
+    ),
+    ("text", "is a value of type str, not a list of messages"),
+]
+
+
+def test_malformed_messages_are_reported(tokenizer: Tokenizer, tmp_path: Path):
+    rows = [chat("a"), *({"messages": messages} for messages, _ in MALFORMED), chat("b")]
     data = load(tokenizer, tmp_path, rows, prompt=IN_CHAT, data=SKIP)
-    assert [p.id for p in data.train.prompts] == [1, 3]
-    (found,) = data.train.malformed
-    assert found.row == 2
-    assert found.reason.startswith(f"column 'messages' {reason}")
+    assert [p.id for p in data.train.prompts] == [1, 10]
+    for found, (_, reason) in zip(data.train.malformed, MALFORMED, strict=True):
+        assert found.reason.startswith(f"column 'messages' {reason}")
 
 
 def test_other_forms_of_messages_are_read(tokenizer: Tokenizer, tmp_path: Path):

@@ -24,41 +24,35 @@ GOOD = {"question": "tom has 1 apples.", "answer": "1"}
 SKIP = {"malformed": "skip"}
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ('{"question": "q", "answer": ', "not JSON: Expecting value"),
-        ('["q", "1"]', "a value of type list, not an object with columns"),
-        ({"question": "q"}, "column 'answer' is missing"),
-        (
-            {"question": ["q"], "answer": "1"},
-            "column 'question' is a value of type list, not text or a number",
-        ),
-        ({"question": "\ud800", "answer": "1"}, "column 'question' contains a lone surrogate"),
-        ({"question": "<end_of_turn>b", "answer": "1"}, "contains the turn token <end_of_turn>"),
-    ],
-)
-def test_a_malformed_row_is_reported_with_its_number(
-    tokenizer: Tokenizer, tmp_path: Path, row: Any, reason: str
-):
-    rows = [GOOD, row, GOOD]
+MALFORMED: list[tuple[Any, str]] = [
+    ('{"question": "q", "answer": ', "not JSON: Expecting value"),
+    ('["q", "1"]', "a value of type list, not an object with columns"),
+    ({"question": "q"}, "column 'answer' is missing"),
+    (
+        {"question": ["q"], "answer": "1"},
+        "column 'question' is a value of type list, not text or a number",
+    ),
+    ({"question": "\ud800", "answer": "1"}, "column 'question' contains a lone surrogate"),
+    (
+        {"question": "<end_of_turn>b", "answer": "1"},
+        "column 'question' contains the turn token <end_of_turn>",
+    ),
+]
+
+
+def test_malformed_rows_are_reported_with_their_numbers(tokenizer: Tokenizer, tmp_path: Path):
+    rows = [GOOD, *(row for row, _ in 2 * MALFORMED), GOOD]
     split = load_data(config_of(tmp_path, rows, data=SKIP), tokenizer).train
-    assert [p.id for p in split.prompts] == [1, 3]
-    assert [bad.row for bad in split.malformed] == [2]
-    assert reason in split.malformed[0].reason
-    with pytest.raises(ValueError, match=r"data\.train: 1 row is malformed") as raised:
-        load_data(config_of(tmp_path, rows), tokenizer)
-    assert f"  row 2: {split.malformed[0].reason}" in str(raised.value).splitlines()
-
-
-def test_the_refusal_lists_ten_rows_and_the_count(tokenizer: Tokenizer, tmp_path: Path):
-    config = config_of(tmp_path, [GOOD, *[{"question": "q"}] * 12])
+    assert [p.id for p in split.prompts] == [1, 14]
+    assert [bad.row for bad in split.malformed] == list(range(2, 14))
+    for bad, (_, reason) in zip(split.malformed, 2 * MALFORMED, strict=True):
+        assert bad.reason.startswith(reason)
+    config = config_of(tmp_path, rows)
     with pytest.raises(ValueError, match="12 rows are malformed") as raised:
         load_data(config, tokenizer)
-    lines = str(raised.value).splitlines()
-    assert lines[0] == f"data.train: 12 rows are malformed in {config.data.train.path}:"
-    assert lines[1] == "  row 2: column 'answer' is missing"
-    assert lines[11:] == [
+    assert str(raised.value).splitlines() == [
+        f"data.train: 12 rows are malformed in {config.data.train.path}:",
+        *(f"  row {bad.row}: {bad.reason}" for bad in split.malformed[:10]),
         "  and 2 more",
         'fix them, or exclude them with data.malformed = "skip"',
     ]
