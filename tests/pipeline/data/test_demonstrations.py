@@ -50,9 +50,6 @@ def test_a_demonstration_is_a_prompt_and_a_completion_with_its_stop_token(
     assert example.completion_tokens.tolist() == [*tokenizer.encode("<answer>1</answer>"), end]
     assert example.prompt_tokens.dtype == example.completion_tokens.dtype == "int32"
     assert len(example) == len(example.prompt_tokens) + len(example.completion_tokens)
-
-
-def test_after_a_plain_prompt_a_completion_ends_with_eos(tokenizer: Tokenizer, tmp_path: Path):
     (example,) = _load(tmp_path, tokenizer, [WORKED], prompt={"turn": "plain"}).demonstrations
     assert example.prompt_tokens.tolist() == [2, *tokenizer.encode("tom has 1 apples.")]
     assert example.completion_tokens[-1] == tokenizer.eos_id

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data.order import (
@@ -59,12 +59,6 @@ def test_a_step_never_repeats_prompts_of_a_small_source(data, per_step, seed):
             assert sorted(stream[start : start + size]) == list(range(size))
 
 
-def _continued(total: int, *, seed: int, start: int, count: int, window: int) -> list[int]:
-    prompts = _prompts({"train": total})
-    drawn = consecutive_prompts(prompts, seed=seed, start=start, count=count, window=window)
-    return [prompt.id for prompt in drawn]
-
-
 def test_the_order_is_the_same_on_every_machine():
     prompts = _prompts({"train": 7})
     drawn = [prompts_for_step(prompts, seed=3, step=n, prompts_per_step=3) for n in range(5)]
@@ -75,56 +69,45 @@ def test_the_order_is_the_same_on_every_machine():
         *("t11", "t3", "t15", "t32", "t31", "t33", "t19"),
         *("m4", "m8", "m6", "r1", "r0"),
     ]
-    assert _continued(7, seed=3, start=5, count=4, window=4) == [3, 0, 5, 6]
+    later = consecutive_prompts(prompts, seed=3, start=5, count=4, window=4)
+    assert [prompt.id for prompt in later] == [3, 0, 5, 6]
 
 
-@given(st.data(), st.integers(1, 14), st.integers(0, 2**32 - 1))
-def test_steps_of_any_size_have_complete_epochs_and_no_repetition(data, total: int, seed: int):
-    window = data.draw(st.integers(1, total // 2 + 1))
-    stream = [
-        _continued(total, seed=seed, start=start, count=1, window=window)[0]
-        for start in range(5 * total)
-    ]
-    for epoch in range(5):
-        assert sorted(stream[epoch * total : (epoch + 1) * total]) == list(range(total))
-    for start in range(len(stream) - window + 1):
-        assert len(set(stream[start : start + window])) == window
-    # For any split into steps and any start.
-    start = data.draw(st.integers(0, len(stream) - window))
-    count = data.draw(st.integers(1, window))
-    found = _continued(total, seed=seed, start=start, count=count, window=window)
-    assert found == stream[start : start + count]
+ONE_SOURCE = st.integers(1, 14).map(lambda total: {"train": total})
 
 
-def test_a_window_that_could_contain_a_prompt_twice_is_refused():
-    message = r"_step = 6 takes up to 6 prompts of data\.train .* 10 prompts, and there are 9"
-    with pytest.raises(ValueError, match=message):
-        _continued(9, seed=0, start=0, count=1, window=6)
-    assert len(set(_continued(9, seed=0, start=7, count=5, window=5))) == 5
-
-
-@settings(max_examples=10)
-@given(st.integers(0, 2**32 - 1), st.data())
-def test_a_mixture_of_steps_of_any_size_keeps_shares_and_epochs(seed: int, data):
-    window, size, prompts = 9, 180, _prompts(SIZES)
+@given(ONE_SOURCE | st.just(SIZES), st.integers(0, 2**32 - 1), st.data())
+def test_steps_of_any_size_keep_shares_and_epochs(sizes: dict[str, int], seed: int, data):
+    prompts, weights, window, size = _prompts(sizes), WEIGHTS, 9, 180
+    if sizes != SIZES:
+        window, size = data.draw(st.integers(1, len(prompts) // 2 + 1)), 5 * len(prompts)
+        weights = {"train": 1.0}
 
     def drawn(start: int, count: int) -> list[tuple[str, int]]:
         return _names(
             consecutive_prompts(
-                prompts, seed=seed, start=start, count=count, window=window, weights=WEIGHTS
+                prompts, seed=seed, start=start, count=count, window=window, weights=weights
             )
         )
 
-    stream = [one for start in range(0, size, window) for one in drawn(start, window)]
+    stream = [one for start in range(0, size, window) for one in drawn(start, window)][:size]
     for start in range(size - window + 1):
         assert len(set(stream[start : start + window])) == window
-    for name, total in SIZES.items():
+    for name, total in sizes.items():
         own = [id_ for source, id_ in stream if source == name]
-        assert abs(len(own) - WEIGHTS[name] * size) < 3
+        assert abs(len(own) - weights[name] * size) < 3
         for start in range(0, len(own) - total + 1, total):
             assert sorted(own[start : start + total]) == list(range(total))
+    # For any split into steps and any start.
     start, count = data.draw(st.integers(0, size - window)), data.draw(st.integers(1, window))
     assert drawn(start, count) == stream[start : start + count]
+
+
+def test_a_window_that_could_contain_a_prompt_twice_is_refused():
+    prompts = _prompts({"train": 9})
+    message = r"_step = 6 takes up to 6 prompts of data\.train .* 10 prompts, and there are 9"
+    with pytest.raises(ValueError, match=message):
+        consecutive_prompts(prompts, seed=0, start=0, count=1, window=6)
 
 
 @given(st.floats(0.01, 1), st.integers(1, 200), st.integers(0, 10**6))

@@ -114,39 +114,6 @@ def test_a_slow_part_is_named_with_the_time_of_a_step():
     assert "slow" not in [one.kind for one in find(slow, rollouts_per_step=128)]
 
 
-@pytest.mark.parametrize(
-    ("place", "wrong"),
-    [
-        ("tags", "right, then wrong"),
-        ("completion", None),
-        ("first_line", "wrong, then right"),
-        ("last_line", "right, then wrong"),
-    ],
-)
-def test_the_form_says_which_of_two_answers_is_wrong(place: AnswerPlace, wrong: str | None):
-    found = probes(row("7", place=place)).items()
-    assert [n for n, one in found if "then" in n and one.kind == "wrong"] == (
-        [wrong] if wrong else []
-    )
-
-
-@pytest.mark.parametrize(
-    ("prompt", "plain", "form", "completion"),
-    [
-        ("4 + 3 =", True, None, " 7"),
-        ("4 + 3 = ", True, None, None),
-        ("4 + 3 =", False, None, None),
-        ("4 + 3 =", True, "so ANSWER", None),
-    ],
-)
-def test_a_plain_completion_may_begin_with_a_space(
-    prompt: str, plain: bool, form: str | None, completion: str | None
-):
-    one = row("7", prompt=prompt, place="first_line")
-    found = probes(one, plain=plain, form=form).get("space, then reference")
-    assert (found and found.given.completion) == completion
-
-
 @pytest.mark.parametrize("place", get_args(AnswerPlace))
 def test_the_reference_is_right_wherever_the_answer_is(place: AnswerPlace):
     one = row("7", place=place, prefix="so ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +26,7 @@ def find(path: object) -> Path:
     return find_model(Model(path=str(path)))
 
 
-def test_a_local_folder_is_used_in_place(tmp_path: Path):
+def test_a_local_folder_is_used_in_place_and_handles_have_a_form(tmp_path: Path):
     assert find(tmp_path) == tmp_path
     with pytest.raises(FileNotFoundError, match=rf"^model\.path: no folder {tmp_path}/gone$"):
         find(tmp_path / "gone")
@@ -36,6 +35,10 @@ def test_a_local_folder_is_used_in_place(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"^model\.path: no folder .*model: it is a file$"):
         find(file)
     assert find_tokenizer(str(file)) == file
+    with pytest.raises(ValueError, match=r"is not hf://OWNER/NAME or hf://OWNER/NAME@REVISION"):
+        find("hf://gemma")
+    with pytest.raises(ValueError, match=r"VARIATION\[/VERSION\], or transformers for flax"):
+        find("kaggle://google/gemma-3/keras/1b")
 
 
 @pytest.fixture(autouse=True)
@@ -93,18 +96,6 @@ def test_hugging_face_errors_are_explained(
         find("hf://google/gemma@v9")
     assert str(raised.value).startswith("model.path: ")
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("handle", "what"),
-    [
-        ("hf://gemma", "is not hf://OWNER/NAME or hf://OWNER/NAME@REVISION"),
-        ("kaggle://google/gemma-3/keras/1b", "VARIATION[/VERSION], or transformers for flax"),
-    ],
-)
-def test_an_invalid_handle_is_refused_with_the_format(handle: str, what: str):
-    with pytest.raises(ValueError, match=re.escape(what)):
-        find(handle)
 
 
 VARIATION = "google/gemma-3/flax/gemma3-1b-it"

@@ -73,23 +73,24 @@ def test_gemmas_chat_templates_equal_the_built_in_turns(
     assert found == render(prompt.model_copy(update={"turn": "gemma"}), {"question": "q"})
 
 
-@pytest.mark.parametrize("shots", [(), SHOTS])
-@pytest.mark.parametrize("thinking", [False, True])
-@pytest.mark.parametrize("system", ["", "Be brief."])
+@pytest.mark.parametrize(
+    ("system", "thinking", "opening"),
+    [
+        ("", False, ""),
+        ("Be brief.", False, "<|turn>system\nBe brief.<turn|>\n"),
+        ("", True, "<|turn>system\n<|think|>\n<turn|>\n"),
+        ("Be brief.", True, "<|turn>system\n<|think|>\nBe brief.<turn|>\n"),
+    ],
+)
 def test_gemma_4_has_a_turn_of_the_system_and_a_thinking_mode(
-    system: str, thinking: bool, shots: tuple[Shot, ...]
+    system: str, thinking: bool, opening: str
 ):
-    prompt = Prompt(system=system, shots=shots, thinking=thinking)
-    template = ChatTemplate(Path("folder/file"), GEMMA4_TEMPLATE)
-    found = render_with(prompt, {"question": "q"}, template=template, turns=GEMMA4)
-    assert found == render_with(prompt, {"question": "q"}, template=None, turns=GEMMA4)
-    opening = ("<|think|>\n" if thinking else "") + system
-    examples = "".join(
-        f"<|turn>user\n{shot.user}<turn|>\n<|turn>model\n{shot.model}<turn|>\n" for shot in shots
-    )
-    assert found == (f"<|turn>system\n{opening}<turn|>\n" if opening else "") + (
-        f"{examples}<|turn>user\nq<turn|>\n<|turn>model\n"
-    )
+    prompt = Prompt(system=system, shots=SHOTS[:1], thinking=thinking)
+    spoken = "<|turn>user\n1 + 1?<turn|>\n<|turn>model\n2<turn|>\n"
+    spoken += "<|turn>user\nq<turn|>\n<|turn>model\n"
+    for template in (None, ChatTemplate(Path("folder/file"), GEMMA4_TEMPLATE)):
+        found = render_with(prompt, {"question": "q"}, template=template, turns=GEMMA4)
+        assert found == opening + spoken
 
 
 MESSAGES = [

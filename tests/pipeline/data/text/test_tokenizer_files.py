@@ -111,31 +111,24 @@ def test_the_tokenizer_is_in_the_models_folder_by_default(folders: dict[str, Pat
 
 
 def test_gemma_4_has_its_own_turn_tokens_and_shows_its_thoughts(tmp_path: Path):
-    pieces = write_tokenizer(tmp_path, gemma4=True)
-    write_tokenizer_json(tmp_path, of=pieces)
-    for name in ("tokenizer.model", "tokenizer.json"):
-        tokenizer = read_tokenizer(pieces / name)
+    write_tokenizer_json(tmp_path, of=write_tokenizer(tmp_path, gemma4=True))
+    path = tmp_path / "tokenizer.model"
+    expected = read_tokenizer(path)
+    # Some files have control pieces instead.
+    model = proto.ModelProto.FromString(path.read_bytes())
+    for name in ("<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>"):
+        model.pieces[expected.piece_id(name)].type = proto.ModelProto.SentencePiece.CONTROL
+    (tmp_path / "controls.model").write_bytes(model.SerializeToString())
+    text = "<|turn>system\n<|think|>\n<turn|>\n<|turn>model\n<|channel>thought\n1<channel|>2<turn|>"
+    for file in ("tokenizer.model", "tokenizer.json", "controls.model"):
+        tokenizer = read_tokenizer(tmp_path / file)
         assert tokenizer.turns == GEMMA4
         # The names of Gemma 3 mean the turn tokens of any model.
         assert tokenizer.piece_id("<start_of_turn>") == tokenizer.piece_id("<|turn>") == 105
         assert tokenizer.piece_id("<end_of_turn>") == tokenizer.piece_id("<turn|>") == 106
         assert tokenizer.find("<end_of_turn>") is None
-        ids = tokenizer.encode("<|turn>system\n<|think|>\n<turn|>").tolist()
-        assert [ids[0], ids[-3], ids[-1]] == [105, 98, 106]
-        thoughts = "<|channel>thought\n1 + 1<channel|>2"
-        assert tokenizer.decode(tokenizer.encode(f"{thoughts}<turn|>")) == thoughts
-
-
-def test_control_pieces_of_turns_and_thoughts_are_read_as_in_texts(tmp_path: Path):
-    path = write_tokenizer(tmp_path, gemma4=True) / "tokenizer.model"
-    expected = read_tokenizer(path)
-    model = proto.ModelProto.FromString(path.read_bytes())
-    for name in ("<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>"):
-        model.pieces[expected.piece_id(name)].type = proto.ModelProto.SentencePiece.CONTROL
-    (tmp_path / "controls.model").write_bytes(model.SerializeToString())
-    tokenizer = read_tokenizer(tmp_path / "controls.model")
-    text = "<|turn>system\n<|think|>\n<turn|>\n<|turn>model\n<|channel>thought\n1<channel|>2<turn|>"
-    ids = expected.encode(text)
-    np.testing.assert_array_equal(tokenizer.encode(text), ids)
-    assert tokenizer.decode(ids) == expected.decode(ids)
-    assert "<|channel>thought\n1<channel|>2" in tokenizer.decode(ids)
+        ids = tokenizer.encode(text)
+        np.testing.assert_array_equal(ids, expected.encode(text))
+        assert [ids[0], ids[-1]] == [105, 106]
+        assert tokenizer.decode(ids) == expected.decode(ids)
+        assert tokenizer.decode(ids).endswith("<|channel>thought\n1<channel|>2")
