@@ -162,15 +162,15 @@ class Within:
 
 
 def test_a_class_is_constructed_and_its_method_may_be_async():
-    class Judge(Within):
-        async def __call__(self, completion: str) -> float:
-            return super().__call__(completion)
+    class Judge:
+        async def __call__(self, completion: str, *, answer: str) -> float:
+            return float(completion == answer)
 
-    settings = {"limit": 3, "share": 0.5}
-    form, judge = recognise(Within, settings), recognise(Judge, settings)
+    form, judge = recognise(Within, {"limit": 3, "share": 0.5}), recognise(Judge, {})
     assert (form.kind, judge.kind) == ("sample", "async")
     assert values(form, ONE, OTHER) == [0.0, 0.5]
-    assert asyncio.run(judge.score_one(OTHER, timeout_s=9)) == (Outcome(0.5), "")
+    same = replace(ONE, answer="says")
+    assert asyncio.run(judge.score_one(same, timeout_s=9)) == (Outcome(1.0), "")
 
 
 def takes_all(completion: str, *, scale: float = 1.0, **columns: Any) -> None: ...

@@ -132,7 +132,7 @@ def test_promise_6_shares_of_the_training_data_are_disjoint_and_the_same_each_ti
 ):
     letters = string.ascii_letters + "ab"
     shares: dict[str, Any] = {"validation": {"share": 0.25}, "test": {"share": 0.5, "limit": 5}}
-    plain = {"prompt": PLAIN, "eval": {"every_steps": 1}}
+    plain: dict[str, Any] = {"prompt": PLAIN, "eval": {"every_steps": 1}}
     config = config_of(tmp_path, questions(letters), data=shares, **plain)
     data = load_data(config, tokenizer)
     parts = [_texts(split) for split in (data.train, data.validation, data.test)]
