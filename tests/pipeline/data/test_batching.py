@@ -199,7 +199,7 @@ def test_every_token_is_packed_once_with_its_weight(
         if weight and (keep or rollout.advantage)
     }
     completions = {one.completion.name: one.completion for one in rollouts}
-    found = {}
+    found, filled = {}, list[int]()
     for batch in batches:
         assert batch.tokens.shape[1] == 12
         assert batch.tokens.shape[0] in {rows, 1}
@@ -212,10 +212,21 @@ def test_every_token_is_packed_once_with_its_weight(
             whole = [*completion.prompt_tokens, *completion.tokens]
             assert batch.tokens[place.row, seen].tolist() == whole[:-1]
             assert batch.positions[place.row, seen].tolist() == [*range(len(whole) - 1)]
+        for row, segments in enumerate(batch.segments):
+            inside = [
+                completions[name] for name, place in batch.completions.items() if place.row == row
+            ]
+            heads = {(one.name if not share else one.name.prompt_id): one for one in inside}
+            used = sum(len(one.prompt_tokens) - 1 for one in heads.values())
+            used += sum(len(one.tokens) for one in inside)
+            assert np.count_nonzero(segments) == used
+            filled.append(used)
         for at in zip(*np.nonzero(batch.weights), strict=True):
             token = int(batch.targets[at])
             assert token not in found
             found[token] = (float(batch.weights[at]), float(batch.advantages[at]))
+    # What opened the later of two rows would have fit into the earlier one.
+    assert sum(0 < 2 * used <= 12 for used in filled) <= 1
     assert found.keys() == wanted.keys()
     for token, expected in wanted.items():
         np.testing.assert_allclose(found[token], expected, rtol=1e-6)

@@ -89,61 +89,11 @@ def test_the_arrays_hold_the_demonstrations(shapes: list[tuple[int, int]]):
         assert (targets[weights == 0] == -1).all()
 
 
-def make_group(number: int, *, prompt: int, news: Sequence[int]) -> list[Demonstration]:
-    """A prompt and its completions; tokens of the prompt are 1000 x group + position."""
-    places = np.arange(prompt, dtype=np.int32) + 1000 * number
-    return [
-        Demonstration(sample, places, np.zeros(new, np.int32))
-        for sample, new in enumerate(news, start=1)
-    ]
-
-
-def contents(rows: list[list[list[Demonstration]]]) -> list[list[tuple[int, list[int]]]]:
-    """The group and the numbers of the completions of each part of each row."""
-    return [
-        [(part[0].prompt_tokens[0] // 1000, [one.id for one in part]) for part in row]
-        for row in rows
-    ]
-
-
-def used(row: list[list[Demonstration]]) -> int:
-    """Positions of a row: prompts without their last token, and completions."""
-    return sum(
-        len(part[0].prompt_tokens) - 1 + sum(len(one.completion_tokens) for one in part)
-        for part in row
-    )
-
-
-GROUPS = st.lists(
-    st.tuples(st.integers(1, 10), st.lists(st.integers(1, 11), min_size=1, max_size=8)),
-    max_size=12,
-)
-
-
-@given(GROUPS)
-def test_rows_hold_every_sequence_once_and_each_prompt_at_most_once(
-    sizes: list[tuple[int, list[int]]],
-):
-    groups = [
-        make_group(number, prompt=prompt, news=news) for number, (prompt, news) in enumerate(sizes)
-    ]
-    rows = first_fit(groups, capacity=20)
-    packed = [
-        (group, sample) for row in contents(rows) for group, samples in row for sample in samples
-    ]
-    assert sorted(packed) == [(n, one.id) for n, group in enumerate(groups) for one in group]
-    assert all(0 < used(row) <= 20 for row in rows)
-    for row in contents(rows):
-        assert len({group for group, _ in row}) == len(row)
-    # The sequence that opened the later of two rows would have fit into the earlier one.
-    assert sum(2 * used(row) <= 20 for row in rows) <= 1
-
-
 def test_a_sequence_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="demonstration 1 has 17 tokens; a row has 16"):
         step(make_demonstrations([(9, 8)]), 0)
     with pytest.raises(ValueError, match="a sequence has 8 positions; a row has 7"):
-        first_fit([make_group(1, prompt=4, news=[5])], capacity=7)
+        first_fit([make_demonstrations([(4, 5)])], capacity=7)
 
 
 def test_a_small_remainder_goes_into_small_micro_batches():
