@@ -17,9 +17,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Container, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 
 from configs.task import CONCURRENCY, RewardFunction, Rewards
-from rewards.base import Cause, Outcome, RewardError, RewardFacts, RewardInput, printable
+from rewards.base import Outcome, RewardFacts, RewardInput
 from rewards.processes.log import RewardLog
 from rewards.processes.process import Job, ProcessEnded, RewardProcess
 from rewards.processes.worker import Settings
@@ -49,7 +50,6 @@ class RewardHost(AbstractAsyncContextManager["RewardHost"]):
         )
         mistakes = [f"rewards.functions: {one}" for one in started if isinstance(one, ValueError)]
         if mistakes:
-            await self.close()
             raise ValueError("\n".join(mistakes))
         facts = []
         for one in started:
@@ -83,7 +83,6 @@ class RewardHost(AbstractAsyncContextManager["RewardHost"]):
         return time.monotonic() - max(moved_s) if moved_s else None
 
     async def __aexit__(self, *_: object) -> None:
-        """Ends all processes."""
         await self.close()
 
     async def close(self) -> None:
@@ -188,17 +187,18 @@ class _Part:
                 self.scoring -= 1
                 self.busy_s += time.monotonic() - began_s
 
-    def _room(self) -> int:
-        """Jobs that a process is sent at a time."""
-        assert self._facts is not None
-        if self._is_async:
-            return self._concurrency or CONCURRENCY
-        share = -(-len(self._waiting) // len(self._processes))
-        return 1 if self._facts.kind == "sample" else min(share, _CHUNK)
-
     @property
     def _is_async(self) -> bool:
         return self._facts is not None and self._facts.kind == "async"
+
+    def _room(self) -> int:
+        """Jobs that a process is sent at a time."""
+        assert self._facts is not None
+        if self._facts.kind == "sample":
+            return 1
+        if self._is_async:
+            return self._concurrency or CONCURRENCY
+        return min(-(-len(self._waiting) // len(self._processes)), _CHUNK)
 
     def _top_up(self) -> None:
         """Sends waiting jobs to the processes of an async function that score and have room."""
@@ -216,8 +216,9 @@ class _Part:
                 process = await self._start(index)
         except (ValueError, OSError) as error:
             await self._end(index)
+            failed = Outcome.failed("not_started", f"its process did not start: {error}")
             for job in jobs:
-                self._fail(job, "not_started", f"its process did not start: {error}")
+                self._settle(job, failed)
             return
         process.fresh = process.fresh and alone
         process.send(jobs)
@@ -233,44 +234,38 @@ class _Part:
             return
         except TimeoutError:
             await process.dump()
-            problem = RewardError("timed_out", f"took longer than {limit_s:g} s")
+            lost = Outcome.failed("timed_out", f"took longer than {limit_s:g} s")
         except ProcessEnded as error:
-            problem = RewardError("died", str(error))
+            lost = Outcome.failed("died", str(error))
         left = list(process.jobs.values())
         await self._end(index)
         for job in left:
-            self._repeat(job, problem)
+            self._settle(job, lost)
 
-    def _settle(self, job: Job, outcome: Outcome, trace: str) -> None:
-        """Finishes a job, or repeats it after the time-out of an async call."""
-        error = outcome.error
-        if error is not None and error.cause == "timed_out":
-            self._repeat(job, error)
+    def _settle(self, job: Job, outcome: Outcome, trace: str = "") -> None:
+        """Finishes a job, or repeats it alone after its first death or time-out."""
+        cause = outcome.error.cause if outcome.error else None
+        if cause in {"died", "timed_out"} and not job.is_repeated:
+            assert outcome.error is not None
+            again = replace(outcome.error, message=f"{outcome.error.message}; repeated alone")
+            self._log.error(self.name, job.given, again)
+            job.is_repeated = True
+            self._alone.append(job)
+            self._wake.set()
             return
-        if error is not None:
-            self._log.error(self.name, job.given, error, trace)
-        self._failures.clear()
-        job.finish(outcome)
+        self._finish(job, outcome, trace)
+        if cause in {"died", "timed_out", "not_started"}:
+            self._give_up(job.given.prompt_id, outcome)
+        else:
+            self._failures.clear()
 
-    def _repeat(self, job: Job, error: RewardError) -> None:
-        """Repeats a job of which a process died, or that took too long, alone; or fails it."""
-        if job.is_repeated:
-            self._fail(job, error.cause, error.message)
-            return
-        again = RewardError(error.cause, f"{error.message}; repeated alone")
-        self._log.error(self.name, job.given, again)
-        job.is_repeated = True
-        self._alone.append(job)
-        self._wake.set()
-
-    def _fail(self, job: Job, cause: Cause, problem: str) -> None:
-        """Fails a job; gives up those that would fail alike.
+    def _give_up(self, prompt: int, failed: Outcome) -> None:
+        """Counts a failure; after several in a row, fails the jobs that would fail alike.
 
         The rollouts of a prompt often fail for the same reason, so that failures of one prompt give
         up only this prompt, and those of several prompts all that wait.
         """
-        self._finish(job, cause, problem)
-        prompt = job.given.prompt_id
+        assert failed.error is not None
         self._failures[prompt] += 1
         waiting, why = [*self._alone, *self._waiting], "prompts in a row"
         if len(self._failures) < MAX_FAILURES_IN_A_ROW:
@@ -279,15 +274,16 @@ class _Part:
             waiting = [one for one in waiting if one.given.prompt_id == prompt]
             why = "completions of the prompt"
         self._failures.clear()
-        what = f"given up after failures of {MAX_FAILURES_IN_A_ROW} {why}: {problem}"
+        what = f"given up after failures of {MAX_FAILURES_IN_A_ROW} {why}: {failed.error.message}"
         for one in waiting:
-            self._finish(one, cause, what)
+            self._finish(one, Outcome.failed(failed.error.cause, what))
 
-    def _finish(self, job: Job, cause: Cause, problem: str) -> None:
-        """Sets an error as the outcome of a job."""
-        error = RewardError(cause, printable(problem))
-        self._log.error(self.name, job.given, error)
-        job.finish(Outcome(None, error))
+    def _finish(self, job: Job, outcome: Outcome, trace: str = "") -> None:
+        """Sets the outcome of a job."""
+        if outcome.error is not None:
+            self._log.error(self.name, job.given, outcome.error, trace)
+        if not job.outcome.done():  # cancelled: nobody waits for it
+            job.outcome.set_result(outcome)
 
     async def _start(self, index: int) -> RewardProcess:
         process = RewardProcess(self._settings, name=self.name, log=self._log)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import pickle
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ class ProcessEnded(ChildProcessError):  # noqa: N818  # the host handles it
 
 @dataclass(eq=False)
 class Job:
-    """One input of one function, with the future of its outcome and its number in messages.
+    """One input of one function, with the future of its outcome.
 
     It is repeated after a death or a time-out.
     """
@@ -61,12 +60,6 @@ class Job:
     given: RewardInput
     outcome: asyncio.Future[Outcome]
     is_repeated: bool = False
-    number: int = field(default_factory=itertools.count().__next__)
-
-    def finish(self, outcome: Outcome) -> None:
-        """Sets the outcome."""
-        if not self.outcome.done():  # cancelled: nobody waits for it
-            self.outcome.set_result(outcome)
 
 
 class RewardProcess:
@@ -74,7 +67,7 @@ class RewardProcess:
 
     Attributes:
         facts: what it reported about its function, after `start`.
-        jobs: those that it scores, by number.
+        jobs: those that it scores, by their `id`.
         fresh: whether it has scored nothing, or only jobs that were repeated alone.
         dumps: whether its output is the stacks that `dump` asked for.
     """
@@ -146,8 +139,8 @@ class RewardProcess:
     def send(self, jobs: Sequence[Job]) -> None:
         """Sends jobs to score; if the process has ended, `result` says how."""
         if jobs:
-            self.jobs |= {job.number: job for job in jobs}
-            self._messages.write(pickle.dumps([(job.number, job.given) for job in jobs]))
+            self.jobs |= {id(job): job for job in jobs}
+            self._messages.write(pickle.dumps([(id(job), job.given) for job in jobs]))
 
     async def result(self) -> tuple[Job, Outcome, str]:
         """The next job that is scored, its outcome, and its traceback; or raises ProcessEnded."""

@@ -14,31 +14,24 @@ from rewards.base import Cause, Outcome, RewardError, describe_error, to_outcome
 
 
 @pytest.mark.parametrize(
-    ("value", "number"),
+    ("value", "outcome"),
     [
-        (1, 1.0),
-        (-0.5, -0.5),
-        (np.float32(0.5), 0.5),
-        (np.int64(3), 3.0),
-        (np.array(0.5), 0.5),
-        (Decimal("0.25"), 0.25),
-        (Fraction(1, 4), 0.25),
+        *((number, Outcome(0.5)) for number in (0.5, np.float32(0.5), np.array(0.5))),
+        *((number, Outcome(3.0)) for number in (3, np.int64(3))),
+        *((number, Outcome(0.25)) for number in (Decimal("0.25"), Fraction(1, 4))),
+        (None, Outcome(None)),
+        ({"steps": None, "form": None}, Outcome(None)),
+        (
+            {"form": 1, "steps": 0.5, "tone": None},
+            Outcome(1.5, named={"form": 1.0, "steps": 0.5}),
+        ),
     ],
 )
-def test_numbers_of_every_kind_are_accepted(value: Any, number: float):
-    assert to_outcome(value) == Outcome(number)
-    assert type(to_outcome(value).value) is float
-
-
-def test_none_does_not_apply_and_is_no_error():
-    assert to_outcome(None) == Outcome(None, None)
-    assert to_outcome({"steps": None, "form": None}) == Outcome(None, None)
-
-
-def test_named_numbers_are_kept_and_summed():
-    assert to_outcome({"form": 1, "steps": 0.5, "tone": None}) == Outcome(
-        1.5, named={"form": 1.0, "steps": 0.5}
-    )
+def test_numbers_of_every_kind_are_accepted(value: Any, outcome: Outcome):
+    """None means that the function does not apply, and is no error."""
+    found = to_outcome(value)
+    assert found == outcome
+    assert type(found.value) is type(outcome.value)
 
 
 class _NoFloat(float):

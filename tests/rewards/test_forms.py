@@ -51,6 +51,11 @@ def test_a_sample_function_may_take_all_columns_and_what_else_it_names():
     assert (form.needs_answer, form.columns) == (False, ())
     assert values(form, ONE) == [1.0]
 
+    def not_replaced(completion: str, level: int = 1, **columns: Any) -> float:
+        return float("level" not in columns) * level
+
+    assert values(recognise(not_replaced, {"level": 7}), ONE) == [7.0]
+
 
 def test_a_batch_function_gets_inputs():
     form = recognise(lambda inputs: np.array([len(one.completion) for one in inputs]), {})
@@ -69,13 +74,6 @@ def test_a_trl_function_gets_lists_by_keyword():
     form = recognise(trl, {})
     assert (form.kind, form.columns) == ("trl", ("level",))
     assert values(form, ONE, OTHER) == [6.0, 8.0]
-
-
-def test_an_argument_is_not_replaced_by_a_column_of_its_name():
-    def takes_all(completion: str, level: int = 1, **columns: Any) -> float:
-        return float(completion == "says" and "level" not in columns) * level
-
-    assert values(recognise(takes_all, {"level": 7}), ONE) == [7.0]
 
 
 def test_a_trl_function_gets_messages_of_chat_rows():
@@ -163,28 +161,16 @@ class Within:
         return self.share * (len(completion) <= self.limit)
 
 
-def test_a_class_is_constructed_with_the_arguments():
-    form = recognise(Within, {"limit": 3, "share": 0.5})
-    assert form.kind == "sample"
-    assert values(form, ONE, OTHER) == [0.0, 0.5]
-
-
-def test_async_functions_and_methods_score_one_input():
+def test_a_class_is_constructed_and_its_method_may_be_async():
     class Judge:
         async def __call__(self, completion: str, *, answer: str) -> float:
-            await asyncio.sleep(0)
             return float(completion == answer)
 
-    async def slow(completion: str) -> float:
-        await asyncio.Event().wait()
-        return float(len(completion))
-
-    judge = recognise(Judge, {})
-    assert judge.kind == "async"
+    form, judge = recognise(Within, {"limit": 3, "share": 0.5}), recognise(Judge, {})
+    assert (form.kind, judge.kind) == ("sample", "async")
+    assert values(form, ONE, OTHER) == [0.0, 0.5]
     same = replace(ONE, answer="says")
     assert asyncio.run(judge.score_one(same, timeout_s=9)) == (Outcome(1.0), "")
-    with pytest.raises(TimeoutError):
-        asyncio.run(recognise(slow, {}).score_one(ONE, timeout_s=0.01))
 
 
 def takes_all(completion: str, *, scale: float = 1.0, **columns: Any) -> None: ...

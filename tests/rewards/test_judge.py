@@ -103,18 +103,11 @@ def test_promise_5_a_reply_without_a_score_is_an_error(server: Server, reply: st
         ask()
 
 
-@pytest.mark.parametrize(
-    ("statuses", "headers", "waits"),
-    [((429, 500, 503), {}, [1, 2, 4]), ((429,), {"Retry-After": "9"}, [9])],
-)
+@pytest.mark.parametrize(("headers", "waits"), [({}, [1, 2, 4]), ({"Retry-After": "9"}, [9] * 3)])
 def test_busy_servers_are_asked_again_later(
-    server: Server,
-    slept: list[float],
-    statuses: tuple[int, ...],
-    headers: dict[str, str],
-    waits: list[float],
+    server: Server, slept: list[float], headers: dict[str, str], waits: list[float]
 ) -> None:
-    server.responses += [httpx.Response(one, headers=headers, text="busy") for one in statuses]
+    server.responses += [httpx.Response(one, headers=headers) for one in (429, 500, 503)]
     server.reply("Score: 5")
     assert ask() == 0.5
     assert slept == waits

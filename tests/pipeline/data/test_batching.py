@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from pipeline.data.batching import (
     micro_batches,
     token_weights,
 )
-from pipeline.data.packed_batch import BatchShape, CompletionSlice, TokenBatch
+from pipeline.data.packed_batch import BatchShape, TokenBatch
 from pipeline.plan.cost_model.workload import completion_lengths
 from pipeline.plan.lengths import Lengths
 from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, Segment
@@ -74,50 +73,20 @@ def pack(
     )
 
 
-def ids(batch: TokenBatch) -> list[int]:
-    return [name.prompt_id for name in batch.completions]
-
-
-def test_a_row_with_a_shared_prompt_by_hand():
-    rollouts = [
-        rollout(1, 3, 1, sample=0, advantage=0.5),
-        rollout(1, 3, 3, sample=1, advantage=-1.5),
-        rollout(2, 2, 2, sample=0, advantage=2.0),
-        rollout(1, 3, 2, sample=2, advantage=1.0),
-    ]
-    (batch,) = pack(rollouts, rows=1, share=True)
-    # The longest first, followed by the others of its group.
-    assert [(name.prompt_id, name.sample) for name in batch.completions] == [
-        (1, 1), (1, 2), (1, 0), (2, 0),
-    ]  # fmt: skip
-    assert list(batch.completions.values()) == [
-        CompletionSlice(0, slice(*ends)) for ends in ((2, 5), (5, 7), (7, 8), (9, 11))
-    ]
-    np.testing.assert_array_equal(
-        batch.tokens, [[100, 101, 102, 1103, 1104, 102, 2103, 102, 200, 201, 202, PAD]]
-    )
-    np.testing.assert_array_equal(
-        batch.targets, [[PAD, PAD, 1103, 1104, 1105, 2103, 2104, 103, PAD, 202, 203, PAD]]
-    )
-    np.testing.assert_array_equal(batch.positions, [[0, 1, 2, 3, 4, 2, 3, 2, 0, 1, 2, 0]])
-    np.testing.assert_array_equal(batch.segments, [[1, 1, 2, 2, 2, 3, 3, 4, 5, 5, 5, 0]])
-    np.testing.assert_array_equal(batch.prefixes, [[1, 1, 1, 1, 1, 1, 1, 1, 5, 5, 5, 0]])
-    w = np.float32(1 / 8)
-    np.testing.assert_array_equal(batch.weights, [[0, 0, w, w, w, w, w, w, 0, w, w, 0]])
-    np.testing.assert_array_equal(
-        batch.advantages, [[0, 0, -1.5, -1.5, -1.5, 1, 1, 0.5, 0, 2, 2, 0]]
-    )
-    np.testing.assert_array_equal(
-        batch.sampled_logprobs,
-        [[0, 0, -1103, -1104, -1105, -2103, -2104, -103, 0, -202, -203, 0]],
-    )
-    assert (batch.num_tokens, batch.num_padded) == (8, 1)
-
-
 def test_segments_have_their_own_versions_weights_and_processed_logprobs():
     kept = np.array([-0.5, -0.25], np.float32)
-    parts = {"version": 3, "loss_weight": 0.0, "processed_logprobs": kept}, {"loss_weight": 0.5}
-    (batch,) = pack([rollout(1, 2, 1), in_segments(rollout(2, 2, 3), *parts)])
+    one = rollout(2, 2, 3)
+    (whole,) = one.completion.segments
+    head, tail = (
+        replace(whole, tokens=whole.tokens[part], logprobs=whole.logprobs[part])
+        for part in (slice(2), slice(2, None))
+    )
+    segments = (
+        replace(head, version=3, loss_weight=0.0, processed_logprobs=kept),
+        replace(tail, loss_weight=0.5),
+    )
+    split = replace(one, completion=replace(one.completion, segments=segments))
+    (batch,) = pack([rollout(1, 2, 1), split])
 
     def row(array: np.ndarray) -> list[float]:
         return array[0, :6].tolist()
@@ -128,16 +97,6 @@ def test_segments_have_their_own_versions_weights_and_processed_logprobs():
     assert (batch.weights[0, 3], batch.num_tokens) == (batch.weights[0, 5] / 2, 2)
     np.testing.assert_array_equal(batch.weights[0, :6] > 0, [0, 0, 0, 1, 0, 1])
     np.testing.assert_array_equal(batch.targets[0, 1:4], [202, 203, 204])
-
-
-def in_segments(one: Rollout, first: dict[str, Any], second: dict[str, Any]) -> Rollout:
-    """Splits the completion after its second token; `first` and `second` are changes."""
-    (whole,) = one.completion.segments
-    head, tail = (
-        replace(whole, tokens=whole.tokens[part], logprobs=whole.logprobs[part], **changes)
-        for part, changes in ((slice(2), first), (slice(2, None), second))
-    )
-    return replace(one, completion=replace(one.completion, segments=(head, tail)))
 
 
 def test_promise_1_the_stop_token_has_a_weight():
@@ -174,7 +133,7 @@ def test_batches_to_learn_use_the_configured_weights(tmp_path: Path):
     (batch,) = batches_to_learn(
         rollouts, config=config, shape=BatchShape(1, 1, 42, PAD), keep_zero_advantage=False
     )
-    assert ids(batch) == [1, 2]
+    assert [name.prompt_id for name in batch.completions] == [1, 2]
     assert set(batch.weights[batch.weights > 0]) == {np.float32(1 / (2 * 28))}
 
 
@@ -240,7 +199,7 @@ def test_every_token_is_packed_once_with_its_weight(
         if weight and (keep or rollout.advantage)
     }
     completions = {one.completion.name: one.completion for one in rollouts}
-    found = {}
+    found, filled = {}, list[int]()
     for batch in batches:
         assert batch.tokens.shape[1] == 12
         assert batch.tokens.shape[0] in {rows, 1}
@@ -253,15 +212,28 @@ def test_every_token_is_packed_once_with_its_weight(
             whole = [*completion.prompt_tokens, *completion.tokens]
             assert batch.tokens[place.row, seen].tolist() == whole[:-1]
             assert batch.positions[place.row, seen].tolist() == [*range(len(whole) - 1)]
+        for row, segments in enumerate(batch.segments):
+            inside = [
+                completions[name] for name, place in batch.completions.items() if place.row == row
+            ]
+            heads = {(one.name if not share else one.name.prompt_id): one for one in inside}
+            used = sum(len(one.prompt_tokens) - 1 for one in heads.values())
+            used += sum(len(one.tokens) for one in inside)
+            assert np.count_nonzero(segments) == used
+            filled.append(used)
         for at in zip(*np.nonzero(batch.weights), strict=True):
             token = int(batch.targets[at])
             assert token not in found
             found[token] = (float(batch.weights[at]), float(batch.advantages[at]))
+    # What opened the later of two rows would have fit into the earlier one.
+    assert sum(0 < 2 * used <= 12 for used in filled) <= 1
     assert found.keys() == wanted.keys()
     for token, expected in wanted.items():
         np.testing.assert_allclose(found[token], expected, rtol=1e-6)
     shuffled = data.draw(st.permutations(rollouts))
-    _same(batches, pack(shuffled, rows=rows, mode=mode, keep=keep, share=share))
+    again = pack(shuffled, rows=rows, mode=mode, keep=keep, share=share)
+    for one, two in zip(batches, again, strict=True):
+        np.testing.assert_equal(vars(one), vars(two))
 
 
 def _attended(batch: TokenBatch, row: int, at: int) -> np.ndarray:
@@ -271,12 +243,3 @@ def _attended(batch: TokenBatch, row: int, at: int) -> np.ndarray:
     if batch.prefixes is not None:
         own |= segments == batch.prefixes[row, at]
     return np.flatnonzero(own)
-
-
-def _same(batches: list[TokenBatch], again: list[TokenBatch]) -> None:
-    """The order of the rollouts does not matter."""
-    for one, two in zip(batches, again, strict=True):
-        assert one.completions == two.completions
-        for field in dataclasses.fields(TokenBatch):
-            if field.name != "completions":
-                np.testing.assert_array_equal(getattr(one, field.name), getattr(two, field.name))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from configs.schema import Config
 from pipeline.data.load import load_data
 from pipeline.data.references import reference_notices
 from pipeline.data.text.tokenizer import Tokenizer
-from tests.samples import make_config
+from tests.pipeline.data.files import config_of
 
 CASES = Path(__file__).parent / "cases"
 WORDS = [
@@ -37,13 +35,8 @@ DECIMALS = [
 ]
 
 
-def config_of(folder: Path, name: str, **tables: Any) -> Config:
-    test = folder / "test.jsonl"
-    row = dict.fromkeys(("question", "prompt", "conversations"), "t")
-    test.write_text(json.dumps(row | {"answer": "#### 0"}))
-    tables = {"rollout": {"max_prompt_tokens": 300}, **tables}
-    source = {"train": {"path": str(CASES / name)}, "test": {"path": str(test)}}
-    return make_config(folder, **tables | {"data": source | tables.get("data", {})})
+def source(name: str) -> dict[str, str]:
+    return {"path": str(CASES / name)}
 
 
 def turns(*texts: str) -> str:
@@ -85,7 +78,7 @@ def test_questions_and_answers_are_read(
     rows: list[tuple[str, str]],
     before: tuple[str, ...],
 ):
-    data = load_data(config_of(tmp_path, name, **tables), tokenizer)
+    data = load_data(config_of(tmp_path, source(name), **tables), tokenizer)
     expected = [(turns(*before, q), a) for q, a in rows]
     assert [(p.text, p.answer) for p in data.train.prompts] == expected
     assert all("" not in p.row for p in data.train.prompts)
@@ -105,13 +98,13 @@ def test_what_cannot_be_read_is_refused_in_words(
     tmp_path: Path, tokenizer: Tokenizer, name: str, tables: dict[str, Any], what: str
 ):
     with pytest.raises(ValueError, match=re.escape(what)):
-        load_data(config_of(tmp_path, name, **tables), tokenizer)
+        load_data(config_of(tmp_path, source(name), **tables), tokenizer)
 
 
 def test_solutions_are_noticed_with_the_pattern_that_finds_the_answer(
     tmp_path: Path, tokenizer: Tokenizer
 ):
-    config = config_of(tmp_path, "gsm8k.jsonl")
+    config = config_of(tmp_path, source("gsm8k.jsonl"))
     notice, *_ = reference_notices(config, load_data(config, tokenizer))
     assert "4 of 4 reference answers are solutions" in notice.what
     assert "answer_pattern = '#### (.+)'" in notice.advice

@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 
 from pipeline.data.load import check_rows, load_data
 from pipeline.data.rows import Malformed
 from pipeline.data.splits import LoadedData
 from pipeline.data.text.tokenizer import Tokenizer
-from tests.samples import make_config
+from tests.pipeline.data.files import Rows, config_of, write_rows
 
-Rows = Sequence[Mapping[str, Any]]
-
-
-def write_jsonl(path: Path, rows: Rows) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+IN_CHAT = {"template": "{messages}"}
+SKIP = {"malformed": "skip"}
 
 
-def write_parquet(path: Path, rows: Rows) -> None:
-    datasets.Dataset.from_list(list(rows)).to_parquet(str(path))
-
-
-TEST = [{"messages": [{"role": "user", "content": "apart"}], "question": "apart", "answer": "1"}]
-
-
-def load(
-    tokenizer: Tokenizer, folder: Path, rows: Rows, *, kind: str = "jsonl", **tables: Any
-) -> LoadedData:
-    """Loads the rows as training data of a run; the test prompt differs from all of them."""
-    train = folder / f"train.{kind}"
-    (write_parquet if kind == "parquet" else write_jsonl)(train, rows)
-    write_jsonl(folder / "test.jsonl", TEST)
-    data = {"train": {"path": str(train)}, "test": {"path": str(folder / "test.jsonl")}}
-    tables = {
-        "rollout": {"max_prompt_tokens": 200},
-        **tables,
-        "data": data | tables.get("data", {}),
-    }
-    config = make_config(folder, **tables)
+def load(tokenizer: Tokenizer, folder: Path, rows: Rows, **tables: Any) -> LoadedData:
+    config = config_of(folder, rows, **tables)
     check_rows(config)
     return load_data(config, tokenizer)
 
@@ -54,9 +29,6 @@ def chat(*contents: str, system: str | None = None, **columns: Any) -> dict[str,
     messages = [{"role": who, "content": text} for who, text in zip(turns, contents, strict=True)]
     opening = [{"role": "system", "content": system}] if system else []
     return {"messages": opening + messages, **columns}
-
-
-IN_CHAT = {"template": "{messages}"}
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -83,10 +55,9 @@ def test_an_answer_column_precedes_the_last_turn(tokenizer: Tokenizer, tmp_path:
     data = load(tokenizer, tmp_path, rows, prompt=IN_CHAT)
     assert [p.answer for p in data.train.prompts] == ["1", "2"]
     rows = [chat("a", "x #### b"), chat("c", "d"), chat("e")]
-    given = {"answer_pattern": "#### (.+)", "malformed": "skip", "test": {"path": "gone.csv"}}
-    write_jsonl(tmp_path / "t.jsonl", [chat("t", "#### 1")])
-    given["test"] = {"path": str(tmp_path / "t.jsonl")}
-    data = load(tokenizer, tmp_path, rows, prompt=IN_CHAT, data=given)
+    given = {"answer_pattern": "#### (.+)", "malformed": "skip"}
+    test = [chat("t", "#### 1")]
+    data = load(tokenizer, tmp_path, rows, test=test, prompt=IN_CHAT, data=given)
     assert [p.answer for p in data.train.prompts] == ["b"]
     reason = "the last turn has no match of the pattern '#### (.+)'"
     assert data.train.malformed == (Malformed(2, reason), Malformed(3, reason))
@@ -96,59 +67,51 @@ def one(*turns: tuple[Any, Any]) -> list[dict[str, Any]]:
     return [{"role": who, "content": text} for who, text in turns]
 
 
-@pytest.mark.parametrize(
-    ("messages", "reason"),
-    [
-        ([], "has no message of the user"),
-        (one(("assistant", "a")), "has in message 1 the role 'assistant' instead of system or use"),
-        (one(("user", "a"), ("user", "b")), "has in message 2 the role 'user' instead of assistan"),
-        (one(("user", "a"), ("function_call", "b")), "has in message 2 the role 'function_call';"),
-        (one(("user", None)), "has in message 1 no content, not text"),
-        (one(("user", "a<end_of_turn>")), "contains the turn token <end_of_turn>"),
-        (
-            one(("user", [{"type": "text", "text": "a"}, {"type": "image"}])),
-            "has in message 1 a part of type 'image'; only text is supported",
-        ),
-        ("text", "is a value of type str, not a list of messages"),
-    ],
-)
-def test_malformed_messages_are_reported(
-    tokenizer: Tokenizer, tmp_path: Path, messages: Any, reason: str
-):
-    rows = [chat("a"), {"messages": messages}, chat("b")]
-    data = load(tokenizer, tmp_path, rows, prompt=IN_CHAT, data={"malformed": "skip"})
-    assert [p.id for p in data.train.prompts] == [1, 3]
-    (found,) = data.train.malformed
-    assert found.row == 2
-    assert found.reason.startswith(f"column 'messages' {reason}")
+MALFORMED: list[tuple[Any, str]] = [
+    ([], "has no message of the user"),
+    (one(("assistant", "a")), "has in message 1 the role 'assistant' instead of system or user"),
+    (one(("user", "a"), ("user", "b")), "has in message 2 the role 'user' instead of assistant"),
+    (one(("user", "a"), ("function_call", "b")), "has in message 2 the role 'function_call';"),
+    (one(("user", None)), "has in message 1 no content, not text"),
+    (one(("user", "a<end_of_turn>")), "contains the turn token <end_of_turn>"),
+    (
+        one(("user", [{"type": "text", "text": "a"}, {"type": "image"}])),
+        "has in message 1 a part of type 'image'; only text is supported",
+    ),
+    ("text", "is a value of type str, not a list of messages"),
+]
 
 
-USER = {"role": "user", "content": "q"}
+def test_malformed_messages_are_reported(tokenizer: Tokenizer, tmp_path: Path):
+    rows = [chat("a"), *({"messages": messages} for messages, _ in MALFORMED), chat("b")]
+    data = load(tokenizer, tmp_path, rows, prompt=IN_CHAT, data=SKIP)
+    assert [p.id for p in data.train.prompts] == [1, 10]
+    for found, (_, reason) in zip(data.train.malformed, MALFORMED, strict=True):
+        assert found.reason.startswith(f"column 'messages' {reason}")
 
 
-@pytest.mark.parametrize(
-    ("turns", "prompt"),
-    [
-        (one(("developer", "s"), ("User", ["q", "r"])), "s\n\nqr"),
-        ([{"role": "user", "parts": [{"text": "q"}]}], "q"),
-        (str([USER]), "q"),  # as pandas writes it into CSV
-    ],
-)
-def test_other_forms_of_messages_are_read(
-    tokenizer: Tokenizer, tmp_path: Path, turns: Any, prompt: str
-):
-    data = load(tokenizer, tmp_path, [{"messages": turns}], prompt=IN_CHAT)
-    (found,) = data.train.prompts
-    assert found.text == f"<start_of_turn>user\n{prompt}<end_of_turn>\n<start_of_turn>model\n"
+def test_other_forms_of_messages_are_read(tokenizer: Tokenizer, tmp_path: Path):
+    forms = [
+        one(("developer", "s"), ("User", ["q", "r"])),
+        [{"role": "user", "parts": [{"text": "p"}]}],
+        str([{"role": "user", "content": "q"}]),  # as pandas writes it into CSV
+    ]
+    data = load(tokenizer, tmp_path, [{"messages": turns} for turns in forms], prompt=IN_CHAT)
+    assert [found.text for found in data.train.prompts] == [
+        f"<start_of_turn>user\n{text}<end_of_turn>\n<start_of_turn>model\n"
+        for text in ("s\n\nqr", "p", "q")
+    ]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_columns_in_objects_have_dots(tokenizer: Tokenizer, tmp_path: Path, kind: str):
     rows = [{"extra": {"question": f"q{n}"}, "reward_model": {"truth": n}} for n in (1, 2)]
-    write_jsonl(tmp_path / "t.jsonl", [{"extra.question": "t", "reward_model.truth": 3}])
-    given = {"answer_column": "reward_model.truth", "test": {"path": str(tmp_path / "t.jsonl")}}
-    prompt = {"template": "{extra.question}", "turn": "plain"}
-    data = load(tokenizer, tmp_path, rows, kind=kind, prompt=prompt, data=given)
+    tables = {
+        "data": {"answer_column": "reward_model.truth"},
+        "prompt": {"template": "{extra.question}", "turn": "plain"},
+        "test": [{"extra.question": "t", "reward_model.truth": 3}],
+    }
+    data = load(tokenizer, tmp_path, rows, kind=kind, **tables)
     assert [(p.text, p.answer) for p in data.train.prompts] == [("q1", "1"), ("q2", "2")]
     assert dict(data.train.prompts[0].row) == rows[0] | {
         "extra.question": "q1",
@@ -157,22 +120,46 @@ def test_columns_in_objects_have_dots(tokenizer: Tokenizer, tmp_path: Path, kind
     assert [(p.text, p.answer) for p in data.test.prompts] == [("t", "3")]
 
 
-def test_messages_need_turns_and_a_template(tokenizer: Tokenizer, tmp_path: Path):
-    with pytest.raises(ValueError, match=r'row 1: column \'messages\' has .* "plain" has none'):
-        load(tokenizer, tmp_path, [chat("a")], prompt={**IN_CHAT, "turn": "plain"})
-    with pytest.raises(ValueError, match=r"has no column 'question'.*'messages' is in chat format"):
-        load(tokenizer, tmp_path, [chat("a")])
-    with pytest.raises(ValueError, match=r"its columns: \['problem', 'solution'\]; prompt"):
-        load(tokenizer, tmp_path, [{"problem": "a", "solution": "b"}])
+@pytest.mark.parametrize(
+    ("row", "tables", "message"),
+    [
+        (
+            chat("a"),
+            {"prompt": {**IN_CHAT, "turn": "plain"}},
+            r'row 1: column \'messages\' has .* "plain" has none',
+        ),
+        (chat("a"), {}, "has no column 'question'.*'messages' is in chat format"),
+        (
+            {"problem": "a", "solution": "b"},
+            {},
+            r"its columns: \['problem', 'solution'\]; prompt",
+        ),
+        (
+            {"question": "a", "answers": "1"},
+            {"data": {"answer_pattern": "(.+)"}},
+            "column 'answer'; nearest: 'answers'",
+        ),
+        (
+            {"question": "a", "info": {"answer": "1"}},
+            {"data": {"answer_column": "info.anser"}},
+            "column 'info.anser'; nearest: 'info.answer'",
+        ),
+    ],
+)
+def test_columns_that_settings_name_must_exist(
+    tokenizer: Tokenizer, tmp_path: Path, row: Any, tables: Any, message: str
+):
+    with pytest.raises(ValueError, match=message):
+        load(tokenizer, tmp_path, [row], **tables)
 
 
 def test_demonstrations_in_chat_format_end_with_the_completion(
     tokenizer: Tokenizer, tmp_path: Path
 ):
-    write_jsonl(tmp_path / "sft.jsonl", [chat("a", "b", "c", "d"), chat("e", "f"), chat("g")])
-    sft = {"train": {"path": str(tmp_path / "sft.jsonl")}, "steps": 1}
-    tables: dict[str, Any] = {"sft": sft, "run": {"phases": ["sft", "grpo"]}, "prompt": IN_CHAT}
-    data = load(tokenizer, tmp_path, [chat("x")], data={"malformed": "skip"}, **tables)
+    rows = [chat("a", "b", "c", "d"), chat("e", "f"), chat("g")]
+    sft = {"train": write_rows(tmp_path / "sft.jsonl", rows), "steps": 1}
+    run = {"phases": ["sft", "grpo"]}
+    data = load(tokenizer, tmp_path, [chat("x")], data=SKIP, sft=sft, run=run, prompt=IN_CHAT)
     assert data.sft is not None
     first, second = data.sft.demonstrations
     text = tokenizer.decode(first.prompt_tokens)
@@ -196,18 +183,3 @@ def test_a_dataset_may_have_no_reference_answers(tokenizer: Tokenizer, tmp_path:
     changed = load(tokenizer, tmp_path, [{**row, "answer": "1"} for row in rows])
     assert changed.fingerprints["train"] != data.fingerprints["train"]
     assert changed.fingerprints["test"] == data.fingerprints["test"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"answer_pattern": "(.+)"}, "column 'answer'; nearest: 'answers'"),
-        ({"answer_column": "info.anser"}, "column 'info.anser'; nearest: 'info.answer'"),
-    ],
-)
-def test_answers_that_are_set_must_exist(
-    tokenizer: Tokenizer, tmp_path: Path, settings: dict[str, str], message: str
-):
-    row = {"question": "a", "answers": "1", "info": {"answer": "1"}}
-    with pytest.raises(ValueError, match=message):
-        load(tokenizer, tmp_path, [row], data=settings)

@@ -2,59 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import re
 import string
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import datasets
 import pytest
 
 from configs.schema import Config
-from pipeline.data.load import load_data, load_split, load_tests
+from pipeline.data.load import load_data, load_tests
 from pipeline.data.rows import Malformed, TooLong
 from pipeline.data.splits import LoadedSplit
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.data.text.tokenizer import Tokenizer
-from tests.samples import make_config
+from tests.pipeline.data.files import config_of, questions, write_rows
 
 PLAIN = {"turn": "plain"}
 GOOD = {"question": "tom has 1 apples.", "answer": "1"}
+SKIP = {"malformed": "skip"}
 
 
-def _write(path: Path, rows: list[Any]) -> str:
-    """A JSONL file of `rows`; strings are written as they are."""
-    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return str(path)
-
-
-def _config(
-    train: Mapping[str, Any], *, max_prompt_tokens: int = 60, prompt: Any = None, **data: Any
-) -> Config:
-    lengths = {"max_prompt_tokens": max_prompt_tokens, "max_new_tokens": 8}
-    return make_config(
-        Path("runs"),
-        data={"train": train, "test": train, **data},
-        prompt=prompt or {},
-        rollout={"prompts_per_step": 1, **lengths},
-        eval={"every_steps": 1 if "validation" in data else 0},
-    )
-
-
-def _load(path: str, tokenizer: Tokenizer, *, limit: Any = None, **kwargs: Any) -> LoadedSplit:
-    source = {"path": path} | ({} if limit is None else {"limit": limit})
-    return _load_train(_config(source, **kwargs), tokenizer)
-
-
-def _load_train(config: Config, tokenizer: Tokenizer) -> LoadedSplit:
-    maker = PromptMaker(config.prompt, tokenizer)
-    return load_split("train", config.data.train, config=config, maker=maker)
-
-
-BROKEN: list[tuple[Any, str]] = [
+MALFORMED: list[tuple[Any, str]] = [
     ('{"question": "q", "answer": ', "not JSON: Expecting value"),
     ('["q", "1"]', "a value of type list, not an object with columns"),
     ({"question": "q"}, "column 'answer' is missing"),
@@ -63,32 +33,26 @@ BROKEN: list[tuple[Any, str]] = [
         "column 'question' is a value of type list, not text or a number",
     ),
     ({"question": "\ud800", "answer": "1"}, "column 'question' contains a lone surrogate"),
-    ({"question": "<end_of_turn>b", "answer": "1"}, "contains the turn token <end_of_turn>"),
+    (
+        {"question": "<end_of_turn>b", "answer": "1"},
+        "column 'question' contains the turn token <end_of_turn>",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("row", "reason"), BROKEN, ids=[reason for _, reason in BROKEN])
-def test_a_malformed_row_is_reported_with_its_number(
-    tokenizer: Tokenizer, tmp_path: Path, row: Any, reason: str
-):
-    path = _write(tmp_path / "a.jsonl", [GOOD, row, GOOD])
-    split = _load(path, tokenizer, malformed="skip")
-    assert [p.id for p in split.prompts] == [1, 3]
-    assert [bad.row for bad in split.malformed] == [2]
-    assert reason in split.malformed[0].reason
-    with pytest.raises(ValueError, match=r"data\.train: 1 row is malformed") as raised:
-        _load(path, tokenizer)
-    assert f"  row 2: {split.malformed[0].reason}" in str(raised.value).splitlines()
-
-
-def test_the_refusal_lists_ten_rows_and_the_count(tokenizer: Tokenizer, tmp_path: Path):
-    path = _write(tmp_path / "a.jsonl", [GOOD, *[{"question": "q"}] * 12])
+def test_malformed_rows_are_reported_with_their_numbers(tokenizer: Tokenizer, tmp_path: Path):
+    rows = [GOOD, *(row for row, _ in 2 * MALFORMED), GOOD]
+    split = load_data(config_of(tmp_path, rows, data=SKIP), tokenizer).train
+    assert [p.id for p in split.prompts] == [1, 14]
+    assert [bad.row for bad in split.malformed] == list(range(2, 14))
+    for bad, (_, reason) in zip(split.malformed, 2 * MALFORMED, strict=True):
+        assert bad.reason.startswith(reason)
+    config = config_of(tmp_path, rows)
     with pytest.raises(ValueError, match="12 rows are malformed") as raised:
-        _load(path, tokenizer)
-    lines = str(raised.value).splitlines()
-    assert lines[0] == f"data.train: 12 rows are malformed in {path}:"
-    assert lines[1] == "  row 2: column 'answer' is missing"
-    assert lines[11:] == [
+        load_data(config, tokenizer)
+    assert str(raised.value).splitlines() == [
+        f"data.train: 12 rows are malformed in {config.data.train.path}:",
+        *(f"  row {bad.row}: {bad.reason}" for bad in split.malformed[:10]),
         "  and 2 more",
         'fix them, or exclude them with data.malformed = "skip"',
     ]
@@ -96,90 +60,67 @@ def test_the_refusal_lists_ten_rows_and_the_count(tokenizer: Tokenizer, tmp_path
 
 def test_overlong_prompts_are_excluded_and_never_truncated(tokenizer: Tokenizer, tmp_path: Path):
     rows = [{**GOOD, "question": " has" * n} for n in (10, 11, 12)]
-    path = _write(tmp_path / "a.jsonl", rows)
-    length = len(_load(path, tokenizer).prompts[1].tokens)
-    split = _load(path, tokenizer, max_prompt_tokens=length)
+
+    def load(most: int) -> LoadedSplit:
+        rollout = {"max_prompt_tokens": most}
+        return load_data(config_of(tmp_path, rows, rollout=rollout), tokenizer).train
+
+    length = len(load(60).prompts[1].tokens)
+    split = load(length)
     assert [p.id for p in split.prompts] == [1, 2]
     assert split.too_long == (TooLong(3, length + 1),)
-    with pytest.raises(
-        ValueError, match=r"no prompt of .* is left: 0 rows .* 3 are longer than .* = 1$"
-    ):
-        _load(path, tokenizer, max_prompt_tokens=1)
+    message = r"no prompt of .*train.* is left: 0 rows .* 3 are longer than .* = 1"
+    with pytest.raises(ValueError, match=message):
+        load(1)
 
 
 def test_missing_and_empty_files_are_refused(tokenizer: Tokenizer, tmp_path: Path):
-    path = _write(tmp_path / "train.jsonl", [])
-    for given, what in (
-        (path, "has no rows"),
-        (str(tmp_path / "trian.jsonl"), r"data\.train\.path: no file .*; nearest: .*train\.jsonl"),
+    source = write_rows(tmp_path / "train.jsonl", [])
+    for path, what in (
+        (source["path"], "has no rows"),
+        (f"{tmp_path}/trian.jsonl", r"data\.train\.path: no file .*; nearest: .*train\.jsonl"),
         ("nowhere/a.parquet", r"no file /.*/nowhere/a\.parquet$"),
     ):
         with pytest.raises(ValueError, match=what):
-            _load(given, tokenizer)
+            load_data(config_of(tmp_path, {"path": path}), tokenizer)
 
 
 def test_parquet_is_read_without_output(tokenizer: Tokenizer, tmp_path: Path, capfd: Any):
     rows: list[dict[str, Any]] = [GOOD, {**GOOD, "answer": None}, {**GOOD, "question": "b"}]
     path = tmp_path / "a.parquet"
-    datasets.Dataset.from_list([{**row, "tests": [1, 2]} for row in rows]).to_parquet(str(path))
+    source = write_rows(path, [{**row, "tests": [1, 2]} for row in rows])
+    config = config_of(tmp_path, {**source, "limit": 2}, data=SKIP)
     capfd.readouterr()
-    split = _load(str(path), tokenizer, limit=2, malformed="skip")
+    split = load_data(config, tokenizer).train
     assert [(p.id, p.row["tests"]) for p in split.prompts] == [(1, [1, 2])]
     assert split.malformed == (Malformed(2, "column 'answer' is null"),)
     path.write_bytes(b"not parquet")
     with pytest.raises(ValueError, match=r"a\.parquet is not a readable Parquet file"):
-        _load(str(path), tokenizer)
+        load_data(config, tokenizer)
     assert capfd.readouterr() == ("", "")
-
-
-HUB = {"path": "openai/gsm8k", "subset": "main", "split": "train"}
-
-
-def test_a_hub_dataset_gives_the_same_rows(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
-    asked: list[Any] = []
-
-    def load_dataset(*args: Any, **kwargs: Any) -> datasets.Dataset:
-        asked.append((args, kwargs))
-        return datasets.Dataset.from_list([GOOD, GOOD])
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    config = _config({**HUB, "limit": 1})
-    split = _load_train(config, tokenizer)
-    assert [p.id for p in split.prompts] == [1]
-    assert asked == [(("openai/gsm8k", "main"), {"split": "train"})]
 
 
 NAMED = "'openai/gsm8k' (subset 'main', split 'train')"
 GATED = datasets.exceptions.DatasetNotFoundError("'openai/gsm8k' is a gated dataset")
 
 
-@pytest.mark.parametrize(
-    ("error", "sentence"),
-    [
+def test_a_hub_dataset_gives_its_rows_or_one_sentence(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hub = Mock(return_value=datasets.Dataset.from_list([GOOD, GOOD]))
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    source = {"path": "openai/gsm8k", "subset": "main", "split": "train", "limit": 1}
+    config = config_of(tmp_path, source)
+    assert [p.id for p in load_data(config, tokenizer).train.prompts] == [1]
+    hub.assert_called_once_with("openai/gsm8k", "main", split="train")
+    for error, sentence in (
         (ConnectionError("so"), "the hub cannot be reached for 'openai/gsm8k' (so)"),
         (GATED, f"{NAMED} is gated: accept its terms on the hub, then `hf auth login`"),
         (ValueError("no split.\nBut a"), f"the hub cannot load {NAMED}: no split. But a"),
-    ],
-)
-def test_hub_errors_become_one_sentence(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, error: Exception, sentence: str
-):
-    def load_dataset(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(ValueError, match="^" + re.escape(f"data.train: {sentence}")):
-        _load_train(_config(HUB), tokenizer)
-
-
-def _splits(folder: Path, **names: str) -> Config:
-    sources: dict[str, Any] = {
-        name: {
-            "path": _write(folder / f"{name}.jsonl", [{"question": q, "answer": "1"} for q in text])
-        }
-        for name, text in names.items()
-    }
-    return _config(sources.pop("train"), prompt={"turn": "plain"}, **sources)
+    ):
+        hub.side_effect = error
+        with pytest.raises(ValueError, match="^" + re.escape(f"data.train: {sentence}")):
+            load_data(config, tokenizer)
 
 
 def _texts(split: LoadedSplit | None) -> str:
@@ -191,20 +132,21 @@ def test_promise_6_shares_of_the_training_data_are_disjoint_and_the_same_each_ti
 ):
     letters = string.ascii_letters + "ab"
     shares: dict[str, Any] = {"validation": {"share": 0.25}, "test": {"share": 0.5, "limit": 5}}
-    path = _splits(tmp_path, train=letters).data.train.path
-    config = _config({"path": path}, prompt=PLAIN, **shares)
+    plain: dict[str, Any] = {"prompt": PLAIN, "eval": {"every_steps": 1}}
+    config = config_of(tmp_path, questions(letters), data=shares, **plain)
     data = load_data(config, tokenizer)
     parts = [_texts(split) for split in (data.train, data.validation, data.test)]
     assert [len(set(part)) for part in parts] == [52 - 13 - 5, 13, 5]
     assert sorted("".join(parts)) == sorted(letters)  # equal rows are in one split
     assert data.report[-1].startswith(f"test: {len(parts[2])} prompts of data.train")
-    _splits(tmp_path, train=letters[::-1])  # the order of the rows has no part in it
-    tests = load_tests(config, PromptMaker(config.prompt, tokenizer))
-    assert sorted(_texts(tests["test"])) == sorted(parts[2])
-    with_file = _config({"path": path}, prompt=PLAIN, validation={"share": 0.25})
-    tests = load_tests(with_file, PromptMaker(with_file.prompt, tokenizer))
-    assert sorted(_texts(tests["test"])) == sorted(letters)
-    _splits(tmp_path, train="abab")
+    maker = PromptMaker(config.prompt, tokenizer)
+    # The order of the rows has no part in it.
+    write_rows(tmp_path / "train.jsonl", questions(letters[::-1]))
+    assert sorted(_texts(load_tests(config, maker)["test"])) == sorted(parts[2])
+    share = {"validation": {"share": 0.25}}
+    with_file = config_of(tmp_path, questions("a"), test=questions(letters), data=share, **plain)
+    assert _texts(load_tests(with_file, maker)["test"]) == letters
+    write_rows(tmp_path / "train.jsonl", questions("abab"))
     with pytest.raises(ValueError, match=r"2 different rows are too few to hold out data\.test"):
         load_data(config, tokenizer)
 
@@ -222,35 +164,28 @@ def test_promise_6_shares_of_the_training_data_are_disjoint_and_the_same_each_ti
 def test_a_slice_of_a_file_is_that_of_its_rows(
     tokenizer: Tokenizer, tmp_path: Path, split: str, texts: str
 ):
-    path = _splits(tmp_path, train="abcdefgh").data.train.path
-    config = _config({"path": path, "split": split}, prompt=PLAIN)
-    assert _texts(_load_train(config, tokenizer)) == texts
-    limited = _config({"path": path, "split": split, "limit": 1}, prompt=PLAIN)
-    assert _texts(_load_train(limited, tokenizer)) == texts[0]
+    source = write_rows(tmp_path / "train.jsonl", questions("abcdefgh")) | {"split": split}
+    for limit, expected in ((None, texts), (1, texts[0])):
+        config = config_of(tmp_path, {**source, "limit": limit}, prompt=PLAIN)
+        assert _texts(load_data(config, tokenizer).train) == expected
 
 
-def _mixture(
-    folder: Path, *, prompts_per_step: int = 3, more: str = "kla", **weight: float
-) -> Config:
+def _mixture(folder: Path, *, prompts_per_step: int = 3, weight: float) -> Config:
     """Sources `train` and `more`, a validation split, and a set with other columns."""
-
-    def write(name: str, text: str) -> str:
-        rows = [{"question": letter, "answer": "1"} for letter in text]
-        return _write(folder / f"{name}.jsonl", rows)
-
     other = [{"q": letter, "solution": f"#### {letter}"} for letter in "dkz"]
-    config = _config(
-        {"path": write("train", "abcdefg")},
-        prompt={"turn": "plain"},
-        mixture=[{"name": "more", "path": write("more", more), **weight}],
-        validation={"path": write("validation", "czv")},
-        test={"path": write("test", "bt")},
-    )
     columns = {"template": "{q}", "answer_column": "solution", "answer_pattern": "#### (.+)"}
-    sets = [{"name": "other", "path": _write(folder / "other.jsonl", other), **columns}]
-    tree = config.model_dump() | {"eval": {"every_steps": 1, "sets": sets}}
-    tree["rollout"]["prompts_per_step"] = prompts_per_step
-    return Config.model_validate(tree)
+    more = write_rows(folder / "more.jsonl", questions("kla"))
+    validation = write_rows(folder / "validation.jsonl", questions("czv"))
+    sets = [{"name": "other", **write_rows(folder / "other.jsonl", other), **columns}]
+    return config_of(
+        folder,
+        questions("abcdefg"),
+        test=questions("bt"),
+        data={"mixture": [{"name": "more", "weight": weight, **more}], "validation": validation},
+        eval={"every_steps": 1, "sets": sets},
+        prompt=PLAIN,
+        rollout={"prompts_per_step": prompts_per_step},
+    )
 
 
 def test_a_mixture_shares_no_prompt_with_evaluation_data(tokenizer: Tokenizer, tmp_path: Path):
@@ -276,14 +211,14 @@ def test_a_mixture_shares_no_prompt_with_evaluation_data(tokenizer: Tokenizer, t
     assert list(data.fingerprints) == names
 
 
-def test_a_source_smaller_than_its_share_of_a_step_is_refused(tokenizer: Tokenizer, tmp_path: Path):
+def test_training_data_that_evaluation_leaves_too_few_prompts_are_refused(
+    tokenizer: Tokenizer, tmp_path: Path
+):
     message = (
         r"^data\.mixture \(more\): its share of 66\.7% is up to 4 of the rollout\.prompts_per_step"
     )
     with pytest.raises(ValueError, match=message):
         load_data(_mixture(tmp_path, prompts_per_step=6, weight=2.0), tokenizer)
-
-
-def test_a_split_contained_in_a_later_one_is_refused(tokenizer: Tokenizer, tmp_path: Path):
+    config = config_of(tmp_path, questions("ab"), test=questions("abc"), prompt=PLAIN)
     with pytest.raises(ValueError, match=r"data\.train: a later split contains all 2 prompts"):
-        load_data(_splits(tmp_path, train="ab", test="abc"), tokenizer)
+        load_data(config, tokenizer)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data.order import (
@@ -19,37 +19,20 @@ from pipeline.data.order import (
 from pipeline.types import Prompt
 
 
-def _prompts(total: int) -> list[Prompt]:
-    return [Prompt(n, str(n), np.zeros(1, np.int32), "", {}) for n in range(total)]
+def _prompts(sizes: Mapping[str, int]) -> list[Prompt]:
+    return [
+        Prompt(n, str(n), np.zeros(1, np.int32), "", {}, source=name)
+        for name, size in sizes.items()
+        for n in range(size)
+    ]
 
 
-def _ids(total: int, *, seed: int, step: int, per_step: int) -> list[int]:
-    drawn = prompts_for_step(_prompts(total), seed=seed, step=step, prompts_per_step=per_step)
-    return [prompt.id for prompt in drawn]
+def _names(drawn: Sequence[Prompt]) -> list[tuple[str, int]]:
+    return [(str(prompt.source), prompt.id) for prompt in drawn]
 
 
 SIZES = {"train": 40, "more": 9, "rare": 5}
 WEIGHTS = normalized_weights({"train": 1.0, "more": 0.5, "rare": 0.2})
-
-
-def _mixed(step: int, *, seed: int = 3, per_step: int = 12) -> list[tuple[str, int]]:
-    prompts = [
-        replace(prompt, source=name) for name, size in SIZES.items() for prompt in _prompts(size)
-    ]
-    drawn = prompts_for_step(
-        prompts, seed=seed, step=step, prompts_per_step=per_step, weights=WEIGHTS
-    )
-    return [(str(prompt.source), prompt.id) for prompt in drawn]
-
-
-def test_a_mixtures_steps_follow_the_weights():
-    steps = [_mixed(step) for step in range(400)]
-    for name, share in WEIGHTS.items():
-        counts = [sum(source == name for source, _ in step) for step in steps]
-        assert set(counts) == {int(12 * share), max_per_step(share, 12)}
-        # Equidistributed offsets: the error is a few prompts, not the root of their number.
-        assert abs(sum(counts) - 400 * 12 * share) < 5
-    assert all(len(step) == 12 for step in steps)
 
 
 @given(st.data(), st.integers(1, 9), st.integers(0, 2**32 - 1))
@@ -59,87 +42,72 @@ def test_a_step_never_repeats_prompts_of_a_small_source(data, per_step, seed):
         name: data.draw(st.integers(max(max_per_step(share, per_step), 1), 12))
         for name, share in weights.items()
     }
-    prompts = [
-        replace(prompt, source=name) for name, size in sizes.items() for prompt in _prompts(size)
-    ]
+    prompts = _prompts(sizes)
     drawn = [
         prompts_for_step(prompts, seed=seed, step=step, prompts_per_step=per_step, weights=weights)
         for step in range(25)
     ]
     assert all(len({(p.source, p.id) for p in step}) == per_step for step in drawn)
     for name, size in sizes.items():
+        counts = [sum(prompt.source == name for prompt in step) for step in drawn]
+        share = weights[name] * per_step
+        assert {int(share), max_per_step(weights[name], per_step)}.issuperset(counts)
+        # Equidistributed offsets: the error is a few prompts, not the root of their number.
+        assert abs(sum(counts) - 25 * share) < 5
         stream = [prompt.id for step in drawn for prompt in step if prompt.source == name]
         for start in range(0, len(stream) - size + 1, size):
             assert sorted(stream[start : start + size]) == list(range(size))
 
 
-def _continued(total: int, *, seed: int, start: int, count: int, window: int) -> list[int]:
-    drawn = consecutive_prompts(_prompts(total), seed=seed, start=start, count=count, window=window)
-    return [prompt.id for prompt in drawn]
-
-
 def test_the_order_is_the_same_on_every_machine():
-    drawn = [_ids(7, seed=3, step=step, per_step=3) for step in range(5)]
-    assert drawn == [[6, 1, 5], [2, 4, 3], [0, 3, 5], [6, 4, 0], [2, 1, 4]]
-    mixed = [f"{source[0]}{id_}" for source, id_ in _mixed(7)]
-    assert mixed == ["t11", "t3", "t15", "t32", "t31", "t33", "t19", "m4", "m8", "m6", "r1", "r0"]
-    assert _continued(7, seed=3, start=5, count=4, window=4) == [3, 0, 5, 6]
-
-
-@given(st.data(), st.integers(1, 14), st.integers(0, 2**32 - 1))
-def test_steps_of_any_size_have_complete_epochs_and_no_repetition(data, total: int, seed: int):
-    window = data.draw(st.integers(1, total // 2 + 1))
-    stream = [
-        _continued(total, seed=seed, start=start, count=1, window=window)[0]
-        for start in range(5 * total)
+    prompts = _prompts({"train": 7})
+    drawn = [prompts_for_step(prompts, seed=3, step=n, prompts_per_step=3) for n in range(5)]
+    ids = [[prompt.id for prompt in step] for step in drawn]
+    assert ids == [[6, 1, 5], [2, 4, 3], [0, 3, 5], [6, 4, 0], [2, 1, 4]]
+    mixed = prompts_for_step(_prompts(SIZES), seed=3, step=7, prompts_per_step=12, weights=WEIGHTS)
+    assert [f"{source[0]}{id_}" for source, id_ in _names(mixed)] == [
+        *("t11", "t3", "t15", "t32", "t31", "t33", "t19"),
+        *("m4", "m8", "m6", "r1", "r0"),
     ]
-    for epoch in range(5):
-        assert sorted(stream[epoch * total : (epoch + 1) * total]) == list(range(total))
-    for start in range(len(stream) - window + 1):
+    later = consecutive_prompts(prompts, seed=3, start=5, count=4, window=4)
+    assert [prompt.id for prompt in later] == [3, 0, 5, 6]
+
+
+ONE_SOURCE = st.integers(1, 14).map(lambda total: {"train": total})
+
+
+@given(ONE_SOURCE | st.just(SIZES), st.integers(0, 2**32 - 1), st.data())
+def test_steps_of_any_size_keep_shares_and_epochs(sizes: dict[str, int], seed: int, data):
+    prompts, weights, window, size = _prompts(sizes), WEIGHTS, 9, 180
+    if sizes != SIZES:
+        window, size = data.draw(st.integers(1, len(prompts) // 2 + 1)), 5 * len(prompts)
+        weights = {"train": 1.0}
+
+    def drawn(start: int, count: int) -> list[tuple[str, int]]:
+        return _names(
+            consecutive_prompts(
+                prompts, seed=seed, start=start, count=count, window=window, weights=weights
+            )
+        )
+
+    stream = [one for start in range(0, size, window) for one in drawn(start, window)][:size]
+    for start in range(size - window + 1):
         assert len(set(stream[start : start + window])) == window
+    for name, total in sizes.items():
+        own = [id_ for source, id_ in stream if source == name]
+        assert abs(len(own) - weights[name] * size) < 3
+        for start in range(0, len(own) - total + 1, total):
+            assert sorted(own[start : start + total]) == list(range(total))
     # For any split into steps and any start.
-    start = data.draw(st.integers(0, len(stream) - window))
-    count = data.draw(st.integers(1, window))
-    found = _continued(total, seed=seed, start=start, count=count, window=window)
-    assert found == stream[start : start + count]
+    start, count = data.draw(st.integers(0, size - window)), data.draw(st.integers(1, window))
+    assert drawn(start, count) == stream[start : start + count]
 
 
 def test_a_window_that_could_contain_a_prompt_twice_is_refused():
+    prompts = _prompts({"train": 9})
     message = r"_step = 6 takes up to 6 prompts of data\.train .* 10 prompts, and there are 9"
     with pytest.raises(ValueError, match=message):
-        _continued(9, seed=0, start=0, count=1, window=6)
-    assert len(set(_continued(9, seed=0, start=7, count=5, window=5))) == 5
-
-
-def _mixture(*, start: int, count: int, window: int, seed: int = 3) -> list[tuple[str, int]]:
-    prompts = [
-        replace(prompt, source=name) for name, size in SIZES.items() for prompt in _prompts(size)
-    ]
-    drawn = consecutive_prompts(
-        prompts, seed=seed, start=start, count=count, window=window, weights=WEIGHTS
-    )
-    return [(str(prompt.source), prompt.id) for prompt in drawn]
-
-
-@settings(max_examples=10)
-@given(st.integers(0, 2**32 - 1), st.data())
-def test_a_mixture_of_steps_of_any_size_keeps_shares_and_epochs(seed: int, data):
-    window, size = 9, 180
-    stream = [
-        one
-        for start in range(0, size, window)
-        for one in _mixture(start=start, count=window, window=window, seed=seed)
-    ]
-    for start in range(size - window + 1):
-        assert len(set(stream[start : start + window])) == window
-    for name, total in SIZES.items():
-        own = [id_ for source, id_ in stream if source == name]
-        assert abs(len(own) - WEIGHTS[name] * size) < 3
-        for start in range(0, len(own) - total + 1, total):
-            assert sorted(own[start : start + total]) == list(range(total))
-    start, count = data.draw(st.integers(0, size - window)), data.draw(st.integers(1, window))
-    found = _mixture(start=start, count=count, window=window, seed=seed)
-    assert found == stream[start : start + count]
+        consecutive_prompts(prompts, seed=0, start=0, count=1, window=6)
 
 
 @given(st.floats(0.01, 1), st.integers(1, 200), st.integers(0, 10**6))

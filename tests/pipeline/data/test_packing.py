@@ -65,11 +65,6 @@ def test_a_step_is_a_function_of_seed_and_number():
     assert [e.id for packed in step(examples, 1, seed=1) for e in packed] != ids[1]
 
 
-def test_a_demonstration_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="demonstration 1 has 17 tokens; a row has 16"):
-        step(make_demonstrations([(9, 8)]), 0)
-
-
 @given(SHAPES)
 def test_the_arrays_hold_the_demonstrations(shapes: list[tuple[int, int]]):
     sequences = step(make_demonstrations(shapes), 0)
@@ -77,96 +72,28 @@ def test_the_arrays_hold_the_demonstrations(shapes: list[tuple[int, int]]):
     assert [len(batch.tokens) for batch in batches] == [2, 1]
     assert sum(batch.weights.sum() for batch in batches) == pytest.approx(1.0)
     assert all(batch.prefixes is None for batch in batches)
-    names = ("tokens", "targets", "segments", "positions", "weights")
-    arrays = (np.concatenate([getattr(batch, name) for batch in batches]) for name in names)
-    for packed, tokens, targets, segments, positions, weights in zip(
-        sequences, *arrays, strict=True
+    padded = 3 * LENGTH - sum(len(one) - 1 for packed in sequences for one in packed)
+    assert padding_metrics(batches) == {
+        "positions": 3 * LENGTH,
+        "tokens_padded": padded,
+        "padded_share": padded / (3 * LENGTH),
+    }
+    for packed, targets, weights in zip(
+        sequences,
+        np.concatenate([batch.targets for batch in batches]),
+        np.concatenate([batch.weights for batch in batches]),
+        strict=True,
     ):
-        # The last token of a completion is no input.
-        wholes = [np.concatenate([one.prompt_tokens, one.completion_tokens]) for one in packed]
         learned = np.concatenate([one.completion_tokens for one in packed])
-        used = sum(len(whole) - 1 for whole in wholes)
-        assert tokens[:used].tolist() == [token for whole in wholes for token in whole[:-1]]
-        assert positions[:used].tolist() == [n for one in wholes for n in range(len(one) - 1)]
-        numbers = np.repeat(np.arange(len(wholes)) + 1, [len(one) - 1 for one in wholes])
-        np.testing.assert_array_equal(segments[:used], numbers)
         np.testing.assert_array_equal(targets[weights > 0], learned)
         assert (targets[weights == 0] == -1).all()
-        assert (tokens[used:] == -1).all()
-        assert not weights[used:].any()
-        assert not segments[used:].any()
 
 
-def make_group(number: int, *, prompt: int, news: Sequence[int]) -> list[Demonstration]:
-    """A prompt and its completions; tokens are 1000 x group + 100 x completion + position."""
-    places = np.arange(prompt, dtype=np.int32) + 1000 * number
-    return [
-        Demonstration(
-            sample,
-            places,
-            np.arange(prompt, prompt + new, dtype=np.int32) + 1000 * number + 100 * sample,
-        )
-        for sample, new in enumerate(news, start=1)
-    ]
-
-
-def contents(rows: list[list[list[Demonstration]]]) -> list[list[tuple[int, list[int]]]]:
-    """The group and the numbers of the completions of each part of each row."""
-    return [
-        [(part[0].prompt_tokens[0] // 1000, [one.id for one in part]) for part in row]
-        for row in rows
-    ]
-
-
-def used(row: list[list[Demonstration]]) -> int:
-    """Positions of a row: prompts without their last token, and completions."""
-    return sum(
-        len(part[0].prompt_tokens) - 1 + sum(len(one.completion_tokens) for one in part)
-        for part in row
-    )
-
-
-def test_first_fit_of_groups_by_hand():
-    long, short = (
-        make_group(1, prompt=4, news=[5, 4, 2, 1]),
-        make_group(2, prompt=2, news=[3, 2, 1]),
-    )
-    # The prompt takes 3 of 10 positions and the first completion 5. 4 does not fit beside them and
-    # opens a second row with the prompt again; 2 fits into the first row; 1, into the second.
-    # The other prompt takes 1, so its first completion opens a third row, and the rest follows.
-    rows = first_fit([long, short], capacity=10)
-    assert contents(rows) == [[(1, [1, 3])], [(1, [2, 4])], [(2, [1, 2, 3])]]
-    assert list(map(used, rows)) == [10, 8, 7]
-    # Without the completion of 1, the second row also has space for 2 of the other group.
-    rows = first_fit([long[:3], short[1:]], capacity=10)
-    assert contents(rows) == [[(1, [1, 3])], [(1, [2]), (2, [2])], [(2, [3])]]
+def test_a_sequence_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="demonstration 1 has 17 tokens; a row has 16"):
+        step(make_demonstrations([(9, 8)]), 0)
     with pytest.raises(ValueError, match="a sequence has 8 positions; a row has 7"):
-        first_fit([long], capacity=7)
-
-
-GROUPS = st.lists(
-    st.tuples(st.integers(1, 10), st.lists(st.integers(1, 11), min_size=1, max_size=8)),
-    max_size=12,
-)
-
-
-@given(GROUPS)
-def test_rows_hold_every_sequence_once_and_each_prompt_at_most_once(
-    sizes: list[tuple[int, list[int]]],
-):
-    groups = [
-        make_group(number, prompt=prompt, news=news) for number, (prompt, news) in enumerate(sizes)
-    ]
-    rows = first_fit(groups, capacity=20)
-    packed = [
-        (group, sample) for row in contents(rows) for group, samples in row for sample in samples
-    ]
-    assert sorted(packed) == [(n, one.id) for n, group in enumerate(groups) for one in group]
-    assert all(0 < used(row) <= 20 for row in rows)
-    for row in contents(rows):
-        assert len({group for group, _ in row}) == len(row)
-    # The sequence that opened the later of two rows would have fit into the earlier one.
-    assert sum(2 * used(row) <= 20 for row in rows) <= 1
+        first_fit([make_demonstrations([(4, 5)])], capacity=7)
 
 
 def test_a_small_remainder_goes_into_small_micro_batches():
@@ -177,17 +104,3 @@ def test_a_small_remainder_goes_into_small_micro_batches():
     one_size = BatchShape(rows=2, tail_rows=2, length=4, pad=0)
     assert one_size.sizes == (2,)
     assert one_size.split(3) == [2, 2]
-
-
-def test_padding_is_counted():
-    sequences = step(make_demonstrations([(3, 5), (4, 4), (2, 7)]), 0)
-    batches = packed_batches(sequences, shape=BatchShape(4, 1, LENGTH, 0))
-    positions = sum(batch.tokens.size for batch in batches)
-    tokens = sum(len(example) - 1 for packed in sequences for example in packed)
-    found = padding_metrics(batches)
-    assert found == {
-        "positions": positions,
-        "tokens_padded": positions - tokens,
-        "padded_share": (positions - tokens) / positions,
-    }
-    assert padding_metrics([]) == dict.fromkeys(found, 0.0)

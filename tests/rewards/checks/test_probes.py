@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -12,7 +12,7 @@ from configs.task import AnswerPlace, RewardFunction, Rewards
 from rewards.answers import is_correct
 from rewards.base import RewardInput, Tags
 from rewards.checks.findings import find
-from rewards.checks.probes import ProbeRow, make_probes
+from rewards.checks.probes import Probe, ProbeRow, make_probes
 from rewards.checks.trial import Trial, run_trial
 from rewards.processes.host import RewardHost
 from rewards.processes.log import RewardLog
@@ -20,16 +20,20 @@ from rewards.processes.log import RewardLog
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 
 
-def row(answer: str | None, *, number: int = 1, reasoning: str | None = None) -> ProbeRow:
-    given = RewardInput(f"question {number}", "", "eos", answer, {}, TAGS, prompt_id=number)
-    return ProbeRow(given, reasoning)
+def row(
+    answer: str | None,
+    *,
+    number: int = 1,
+    prompt: str = "ask",
+    place: AnswerPlace = "tags",
+    prefix: str = "",
+) -> ProbeRow:
+    of_row = replace(TAGS, answer=place, prefix=prefix)
+    return ProbeRow(RewardInput(prompt, "", "eos", answer, {}, of_row, prompt_id=number))
 
 
-def texts(*answers: str) -> dict[str, str]:
-    """The completions of the first row by name."""
-    rows = [row(answer, number=number) for number, answer in enumerate(answers)]
-    probes = make_probes(rows)
-    return {probe.name: probe.given.completion for probe in probes if probe.row == 0}
+def probes(one: ProbeRow, **settings: Any) -> dict[str, Probe]:
+    return {probe.name: probe for probe in make_probes([one], **settings)}
 
 
 def block(text: str) -> str:
@@ -48,15 +52,14 @@ def block(text: str) -> str:
     ],
 )
 def test_near_misses(answer: str, near: dict[str, str]):
-    found = texts(answer)
+    found = probes(row(answer))
     names = ("answer + 1", "answer - 1", "digits swapped")
-    assert {name: block(found[name]) for name in names if name in found} == near
+    assert {n: block(found[n].given.completion) for n in names if n in found} == near
 
 
 def test_completions_begin_with_the_prefix_and_follow_the_worked_solution():
-    given = replace(row("4").given, tags=replace(TAGS, prefix="<r>"))
-    probes = make_probes([ProbeRow(given, "2+2=4")])
-    found = {probe.name: probe.given for probe in probes}
+    worked = replace(row("4", prefix="<r>"), reasoning="2+2=4")
+    found = {name: probe.given for name, probe in probes(worked).items()}
     assert found["reference"].completion == "<r>2+2=4</r><a>4</a>"
     assert found["no text"].completion == "<r>"
     assert all(given.completion.startswith("<r>") for given in found.values())
@@ -111,51 +114,16 @@ def test_a_slow_part_is_named_with_the_time_of_a_step():
     assert "slow" not in [one.kind for one in find(slow, rollouts_per_step=128)]
 
 
-@pytest.mark.parametrize(
-    ("place", "wrong"),
-    [
-        ("tags", "right, then wrong"),
-        ("completion", None),
-        ("first_line", "wrong, then right"),
-        ("last_line", "right, then wrong"),
-    ],
-)
-def test_the_form_says_which_of_two_answers_is_wrong(place: AnswerPlace, wrong: str | None):
-    given = replace(row("7").given, tags=replace(TAGS, answer=place))
-    probes = make_probes([ProbeRow(given)])
-    kinds = {probe.name: probe.kind for probe in probes if "then" in probe.name}
-    assert {name for name, kind in kinds.items() if kind == "wrong"} == (
-        {wrong} if wrong else set()
-    )
-
-
-@pytest.mark.parametrize(
-    ("prompt", "plain", "form", "completion"),
-    [
-        ("4 + 3 =", True, None, " 7"),
-        ("4 + 3 = ", True, None, None),
-        ("4 + 3 =", False, None, None),
-        ("4 + 3 =", True, "so ANSWER", None),
-    ],
-)
-def test_a_plain_completion_may_begin_with_a_space(
-    prompt: str, plain: bool, form: str | None, completion: str | None
-):
-    given = replace(row("7").given, prompt=prompt, tags=replace(TAGS, answer="first_line"))
-    probes = make_probes([ProbeRow(given)], plain=plain, form=form)
-    found = {probe.name: probe.given.completion for probe in probes}
-    assert found.get("space, then reference") == completion
-
-
 @pytest.mark.parametrize("place", get_args(AnswerPlace))
 def test_the_reference_is_right_wherever_the_answer_is(place: AnswerPlace):
-    tags = replace(TAGS, answer=place, prefix="so ")
-    given = replace(row("7").given, tags=tags)
-    probes = make_probes([ProbeRow(given)])
-    by_name = {probe.name: probe.given.completion for probe in probes}
-    assert is_correct(by_name["reference"], answer="7", tags=tags)
-    for probe in probes:
-        if probe.kind in {"wrong", "hack", "noise"}:
-            assert not is_correct(probe.given.completion, answer="7", tags=tags), probe.name
-    assert len(set(by_name.values())) == len(by_name)
-    assert ("empty tags" in by_name) == (place in {"tags", "boxed", "stated"})
+    one = row("7", place=place, prefix="so ")
+    found = probes(one)
+    right = [
+        name
+        for name, probe in found.items()
+        if is_correct(probe.given.completion, answer="7", tags=one.given.tags)
+    ]
+    assert "reference" in right
+    assert not [name for name in right if found[name].kind in {"wrong", "hack", "noise"}]
+    assert len({probe.given.completion for probe in found.values()}) == len(found)
+    assert ("empty tags" in found) == (place in {"tags", "boxed", "stated"})

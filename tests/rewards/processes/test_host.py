@@ -25,6 +25,7 @@ from rewards.processes.log import RewardLog
 uvloop = pytest.importorskip("uvloop")
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 TIMEOUT_S = 1.0
+KEY = "3f9c6a7e5d"
 
 BAD = {
     # name: (body where the text is "bad", cause, part of the message or of the log)
@@ -42,7 +43,11 @@ BAD = {
         "died",
         "wrote something else",
     ),
-    "raises": ("raise KeyError('x')", "raised", "raised KeyError: 'x' (bad_rewards.py:"),
+    "raises": (
+        "raise KeyError(KEY)",
+        "raised",
+        "KeyError: '[SOME_API_KEY]' (bad_rewards.py:",
+    ),
     "memory": ("return float(len(bytearray(20 * 2**30)))", "raised", "raised MemoryError"),
     "big_file": (
         "f = open('/dev/shm/gemma-grpo-test', 'wb'); os.unlink(f.name); f.truncate(2**31)",
@@ -53,10 +58,12 @@ BAD = {
     # These are scored, and cost nothing.
     "none": ("return None", "", ""),
     "forks": ("if os.fork() == 0: os.setsid(); time.sleep(1000)", "", ""),
-    "prints": ("print('seen', completion)", "", "seen bad"),
+    "prints": ("print('seen', completion, KEY)", "", "seen bad [SOME_API_KEY]"),
 }
 HEAD = """
 import ctypes, os, stat, time
+
+KEY = os.environ["SOME_API_KEY"]
 
 class NoReward: pass
 
@@ -129,6 +136,7 @@ def left_over() -> list[psutil.Process]:
 @pytest.fixture(autouse=True)
 def _marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMMA_GRPO_TEST", str(os.getpid()))
+    monkeypatch.setenv("SOME_API_KEY", KEY)
 
 
 def function(file: Path, name: str, **settings: object) -> RewardFunction:
@@ -161,26 +169,13 @@ def test_promise_5_a_bad_reward_costs_only_itself(file: Path, names: list[str], 
         assert text in error.message or text in scored.log, name
 
 
-def test_output_is_logged_with_its_prompt_and_shown_once(file: Path, tmp_path: Path):
-    scored = score([function(file, "prints")], "a", "bad", "bad", log=tmp_path / "log")
-    assert "prints, prompt 1: output\n    seen bad\n" in scored.log
-    assert "prints, prompt 2: output\n    seen bad\n" in scored.log
-    assert scored.notices == ["reward 'prints' prints: seen bad"]
-
-
-def test_keys_of_the_environment_are_shown_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("SOME_API_KEY", "3f9c6a7e5d")
-    rewards = tmp_path / "leaking.py"
-    rewards.write_text(
-        "import os\n"
-        "def prints(completion):\n    print('with', os.environ['SOME_API_KEY'])\n    return 0.5\n"
-        "def raises(completion):\n    raise ValueError(os.environ['SOME_API_KEY'])\n"
-    )
-    functions = [function(rewards, name) for name in ("prints", "raises")]
-    scored = score(functions, "a", log=tmp_path / "log")
-    assert scored.notices == ["reward 'prints' prints: with [SOME_API_KEY]"]
-    assert "ValueError: [SOME_API_KEY]" in scored.log
-    assert "3f9c6a7e5d" not in scored.log + repr(scored)
+def test_output_is_logged_with_its_prompt_and_shown_once_without_keys(file: Path, tmp_path: Path):
+    functions = [function(file, name) for name in ("prints", "raises")]
+    scored = score(functions, "a", "bad", "bad", log=tmp_path / "log")
+    for prompt in (1, 2):
+        assert f"prints, prompt {prompt}: output\n    seen bad [SOME_API_KEY]\n" in scored.log
+    assert scored.notices == ["reward 'prints' prints: seen bad [SOME_API_KEY]"]
+    assert KEY not in scored.log + repr(scored)
 
 
 CALLS = """
@@ -290,18 +285,16 @@ def test_several_processes_share_the_inputs(calls: Path, tmp_path: Path):
 
 
 def test_all_functions_that_cannot_be_used_are_reported(file: Path):
-    parts = [function(file, "loop"), function(file, "no_such"), function(file, "NoReward")]
+    parts = [
+        *(function(file, name) for name in ("loop", "no_such", "NoReward")),
+        function(file, "none", concurrency=4),
+    ]
     with pytest.raises(ValueError, match="no_such") as caught:
         check(Rewards(functions=tuple(parts)))
-    missing, silent = str(caught.value).splitlines()
+    missing, silent, single = str(caught.value).splitlines()
     assert missing.startswith(f"rewards.functions: {file}:no_such: {file} has no 'no_such'")
     assert "objects of the class cannot be called" in silent
-
-
-def test_concurrency_is_refused_for_a_function_that_is_not_async(file: Path):
-    part = function(file, "loop", concurrency=4)
-    with pytest.raises(ValueError, match=r"concurrency has no effect: .* set workers instead"):
-        check(Rewards(functions=(part,)))
+    assert "concurrency has no effect: the function is not async; set workers instead" in single
 
 
 def test_code_that_changes_during_a_run_is_not_used(calls: Path, tmp_path: Path):

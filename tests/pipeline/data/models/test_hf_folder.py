@@ -21,18 +21,22 @@ from pipeline.data.models.hf_folder import (
 
 
 @pytest.mark.parametrize(
-    ("content", "what"),
+    ("name", "content", "what"),
     [
-        (None, " has no config.json"),
-        (b"{", "/config.json is not JSON"),
-        (b'{"model_type": "gemma"}', ": config.json: model_type is"),
+        ("README.md", "", " has no config.json"),
+        ("config.json", "{", "/config.json is not JSON"),
+        ("config.json", '{"model_type": "gemma"}', ": config.json: model_type is"),
+        (
+            "adapter_config.json",
+            '{"base_model_name_or_path": "google/gemma"}',
+            " is a PEFT adapter; set model.path to its base ('google/gemma')",
+        ),
     ],
 )
-def test_a_missing_or_damaged_config_is_refused(tmp_path: Path, content: bytes | None, what: str):
+def test_what_is_no_model_is_refused(tmp_path: Path, name: str, content: str, what: str):
     with pytest.raises(FileNotFoundError, match=rf"model\.path: no folder {tmp_path}/gone"):
         check_folder(tmp_path / "gone")
-    if content is not None:
-        (tmp_path / "config.json").write_bytes(content)
+    (tmp_path / name).write_text(content)
     with pytest.raises((ValueError, FileNotFoundError)) as raised:
         check_folder(tmp_path)
     assert str(raised.value).startswith(f"model.path: {tmp_path}{what}")
@@ -49,12 +53,6 @@ def test_all_files_of_the_index_are_needed(tmp_path: Path):
     # A single file makes an index stale, as in transformers.
     save_file({"d": np.ones(1)}, tmp_path / SINGLE)
     assert set(stored_tensors(tmp_path)) == {"d"}
-
-
-def test_an_adapter_is_no_model(tmp_path: Path):
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "google/gemma"}')
-    with pytest.raises(FileNotFoundError, match=r"adapter; set model\.path to its base .*'goo"):
-        check_folder(tmp_path)
 
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "gemma3"

@@ -1,11 +1,11 @@
-"""Folders and hub handles, with fake hubs."""
+"""Folders and hub handles, with hubs that are not asked."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import huggingface_hub
 import kagglehub
@@ -26,7 +26,7 @@ def find(path: object) -> Path:
     return find_model(Model(path=str(path)))
 
 
-def test_a_local_folder_is_used_in_place(tmp_path: Path):
+def test_a_local_folder_is_used_in_place_and_handles_have_a_form(tmp_path: Path):
     assert find(tmp_path) == tmp_path
     with pytest.raises(FileNotFoundError, match=rf"^model\.path: no folder {tmp_path}/gone$"):
         find(tmp_path / "gone")
@@ -35,41 +35,30 @@ def test_a_local_folder_is_used_in_place(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"^model\.path: no folder .*model: it is a file$"):
         find(file)
     assert find_tokenizer(str(file)) == file
+    with pytest.raises(ValueError, match=r"is not hf://OWNER/NAME or hf://OWNER/NAME@REVISION"):
+        find("hf://gemma")
+    with pytest.raises(ValueError, match=r"VARIATION\[/VERSION\], or transformers for flax"):
+        find("kaggle://google/gemma-3/keras/1b")
 
 
-class Hub:
-    """Records requests, and answers with a folder or an exception."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-        self.asked: list[tuple[Any, ...]] = []
-
-    def __call__(self, *args: Any, **kwargs: Any) -> str:
-        self.asked.append((*args, kwargs))
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return str(self.answer)
-
-
-def hugging_face(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Hub:
-    hub = Hub(answer)
+@pytest.fixture(autouse=True)
+def _online(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
-    return hub
 
 
 def test_only_needed_files_of_a_hugging_face_model_are_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    hub = hugging_face(monkeypatch, tmp_path)
-    assert find("hf://google/gemma-3-1b-it") == tmp_path
-    assert find("hf://google/gemma-3-1b-it@v1.0") == tmp_path
-    assert find_tokenizer("hf://google/gemma-3-1b-it") == tmp_path
+    hub = Mock(return_value=str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
     name, model, tokenizer = "google/gemma-3-1b-it", list(MODEL_FILES), list(TOKENIZER_FILES)
-    assert hub.asked == [
-        (name, {"revision": None, "allow_patterns": model}),
-        (name, {"revision": "v1.0", "allow_patterns": model}),
-        (name, {"revision": None, "allow_patterns": tokenizer}),
+    assert find(f"hf://{name}") == tmp_path
+    assert find(f"hf://{name}@v1.0") == tmp_path
+    assert find_tokenizer(f"hf://{name}") == tmp_path
+    assert hub.call_args_list == [
+        call(name, revision=None, allow_patterns=model),
+        call(name, revision="v1.0", allow_patterns=model),
+        call(name, revision=None, allow_patterns=tokenizer),
     ]
 
 
@@ -102,62 +91,34 @@ def http_error(kind: Any, status: int) -> Exception:
 def test_hugging_face_errors_are_explained(
     monkeypatch: pytest.MonkeyPatch, answer: Exception, kind: type[Exception], what: str
 ):
-    hugging_face(monkeypatch, answer)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=answer))
     with pytest.raises(kind, match=what) as raised:
         find("hf://google/gemma@v9")
     assert str(raised.value).startswith("model.path: ")
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("handle", "what"),
-    [
-        ("hf://gemma", "is not hf://OWNER/NAME or hf://OWNER/NAME@REVISION"),
-        ("kaggle://google/gemma-3/keras/1b", "VARIATION[/VERSION], or transformers for flax"),
-    ],
-)
-def test_an_invalid_handle_is_refused_with_the_format(handle: str, what: str):
-    with pytest.raises(ValueError, match=re.escape(what)):
-        find(handle)
-
-
 VARIATION = "google/gemma-3/flax/gemma3-1b-it"
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Kaggle's cache, with versions 2 and 10 of a model, and 11 half downloaded."""
-    monkeypatch.setenv("KAGGLEHUB_CACHE", str(tmp_path))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    folder = tmp_path / "models" / VARIATION
-    for version in (2, 10, 11):
-        (folder / str(version)).mkdir(parents=True)
-        if version != 11:
-            (folder / f"{version}.complete").touch()
-    return folder
-
-
-def kaggle(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Hub:
-    hub = Hub(answer)
-    monkeypatch.setattr(kagglehub, "model_download", hub)
-    return hub
-
-
-def test_a_kaggle_model_is_downloaded_unless_that_version_is_cached(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_kaggle_model_is_downloaded_unless_it_is_completely_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    hub = kaggle(monkeypatch, cache / "12")
+    monkeypatch.setenv("KAGGLEHUB_CACHE", str(tmp_path))
+    cache = tmp_path / "models" / VARIATION
+    for version in (2, 10, 11):
+        (cache / str(version)).mkdir(parents=True)
+    for version in (2, 10):  # 11 is half downloaded
+        (cache / f"{version}.complete").touch()
+    hub = Mock(return_value=str(cache / "12"))
+    monkeypatch.setattr(kagglehub, "model_download", hub)
     assert find(f"kaggle://{VARIATION}/2") == cache / "2"
-    assert not hub.asked
+    hub.assert_not_called()
     assert find(f"kaggle://{VARIATION}/11") == cache / "12"
     assert find(f"kaggle://{VARIATION}") == cache / "12"
-    assert hub.asked == [(f"{VARIATION}/11", {}), (VARIATION, {})]
-
-
-def test_without_network_the_newest_complete_version_is_used(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-):
-    kaggle(monkeypatch, requests.exceptions.ConnectionError("no route"))
+    assert hub.call_args_list == [call(f"{VARIATION}/11"), call(VARIATION)]
+    # Without a network the newest complete version is used.
+    hub.side_effect = requests.exceptions.ConnectionError("no route")
     assert find(f"kaggle://{VARIATION}") == cache / "10"
     with pytest.raises(FileNotFoundError, match="Kaggle cannot be reached: no route"):
         find("kaggle://google/gemma-2/flax/gemma2-2b-it")

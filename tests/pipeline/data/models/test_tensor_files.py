@@ -42,16 +42,14 @@ def test_the_library_reads_what_was_written(tmp_path: Path, dtype: str, shard_by
 
 def test_each_tensor_is_written_before_the_next_is_requested(tmp_path: Path):
     specs = [TensorSpec(str(n), (100_000,), "float32") for n in range(4)]
-    sizes: list[int] = []
 
     def one_by_one() -> Iterator[np.ndarray]:
-        for value in tensors(specs):
-            sizes.append(sum(file.stat().st_size for file in tmp_path.glob("*.safetensors")))
+        for number, value in enumerate(tensors(specs)):
+            written = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
+            assert written >= number * 400_000
             yield value
 
     write_shards(tmp_path, plan_shards(specs, shard_bytes=800_000), one_by_one())
-    for number, size in enumerate(sizes):
-        assert size >= number * 400_000
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 1_600_000
     assert index["weight_map"]["3"] == "model-00002-of-00002.safetensors"

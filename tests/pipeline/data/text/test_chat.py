@@ -73,23 +73,24 @@ def test_gemmas_chat_templates_equal_the_built_in_turns(
     assert found == render(prompt.model_copy(update={"turn": "gemma"}), {"question": "q"})
 
 
-@pytest.mark.parametrize("shots", [(), SHOTS])
-@pytest.mark.parametrize("thinking", [False, True])
-@pytest.mark.parametrize("system", ["", "Be brief."])
+@pytest.mark.parametrize(
+    ("system", "thinking", "opening"),
+    [
+        ("", False, ""),
+        ("Be brief.", False, "<|turn>system\nBe brief.<turn|>\n"),
+        ("", True, "<|turn>system\n<|think|>\n<turn|>\n"),
+        ("Be brief.", True, "<|turn>system\n<|think|>\nBe brief.<turn|>\n"),
+    ],
+)
 def test_gemma_4_has_a_turn_of_the_system_and_a_thinking_mode(
-    system: str, thinking: bool, shots: tuple[Shot, ...]
+    system: str, thinking: bool, opening: str
 ):
-    prompt = Prompt(system=system, shots=shots, thinking=thinking)
-    template = ChatTemplate(Path("folder/file"), GEMMA4_TEMPLATE)
-    found = render_with(prompt, {"question": "q"}, template=template, turns=GEMMA4)
-    assert found == render_with(prompt, {"question": "q"}, template=None, turns=GEMMA4)
-    opening = ("<|think|>\n" if thinking else "") + system
-    examples = "".join(
-        f"<|turn>user\n{shot.user}<turn|>\n<|turn>model\n{shot.model}<turn|>\n" for shot in shots
-    )
-    assert found == (f"<|turn>system\n{opening}<turn|>\n" if opening else "") + (
-        f"{examples}<|turn>user\nq<turn|>\n<|turn>model\n"
-    )
+    prompt = Prompt(system=system, shots=SHOTS[:1], thinking=thinking)
+    spoken = "<|turn>user\n1 + 1?<turn|>\n<|turn>model\n2<turn|>\n"
+    spoken += "<|turn>user\nq<turn|>\n<|turn>model\n"
+    for template in (None, ChatTemplate(Path("folder/file"), GEMMA4_TEMPLATE)):
+        found = render_with(prompt, {"question": "q"}, template=template, turns=GEMMA4)
+        assert found == opening + spoken
 
 
 MESSAGES = [
@@ -119,11 +120,9 @@ def test_messages_replace_the_question(template: str | None):
 def test_only_auto_uses_the_models_template():
     template = "{{ bos_token }}[{{ messages[0].role }}: {{ messages[0].content }}]{{ eos_token }}"
     assert render(Prompt(), {"question": "q"}, template=template) == "[user: q]<eos>"
-    for turn in ("gemma", "plain"):
-        prompt = Prompt(turn=turn)
-        assert render(prompt, {"question": "q"}, template=template) == render(
-            prompt, {"question": "q"}
-        )
+    for prompt in (Prompt(turn="gemma"), Prompt(turn="plain")):
+        found = render(prompt, {"question": "q"}, template=template)
+        assert found == render(prompt, {"question": "q"})
 
 
 @pytest.mark.parametrize(
@@ -149,26 +148,19 @@ def test_the_marks_of_trained_turns_change_no_text():
     assert render(prompt, {"question": "q"}, template=template) == render(prompt, {"question": "q"})
 
 
-def text_of(folder: Path) -> str:
-    template = read_chat_template(folder)
-    assert template is not None
-    return template.text
-
-
 def test_the_template_is_found_where_hugging_face_puts_it(tmp_path: Path):
-    assert read_chat_template(tmp_path) is None
-    config = tmp_path / "tokenizer_config.json"
-    config.write_text(json.dumps({"bos_token": "<bos>"}))
-    assert read_chat_template(tmp_path) is None
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    config.write_text(json.dumps({"chat_template": named}))
-    assert text_of(tmp_path) == "d"
-    config.write_text(json.dumps({"chat_template": "c"}))
-    assert text_of(tmp_path) == "c"
-    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "j"}))
-    assert text_of(tmp_path) == "j"
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    assert text_of(tmp_path) == "{{ messages[0].content }}"
+    assert read_chat_template(tmp_path) is None
+    for name, content, text in (
+        ("tokenizer_config.json", json.dumps({"bos_token": "<bos>"}), None),
+        ("tokenizer_config.json", json.dumps({"chat_template": named}), "d"),
+        ("tokenizer_config.json", json.dumps({"chat_template": "c"}), "c"),
+        ("chat_template.json", json.dumps({"chat_template": "j"}), "j"),
+        ("chat_template.jinja", "{{ messages[0].content }}", "{{ messages[0].content }}"),
+    ):
+        (tmp_path / name).write_text(content)
+        found = read_chat_template(tmp_path)
+        assert (found and found.text) == text
 
 
 @pytest.mark.parametrize(
@@ -179,19 +171,12 @@ def test_the_template_is_found_where_hugging_face_puts_it(tmp_path: Path):
             "{question} \\frac{1}{{2}}",
             r"no column '1'; its columns: .*; for braces in the text write \{\{1\}\}$",
         ),
+        ("{question.__class__}", r"no column 'question\.__class__'"),  # it is not evaluated
     ],
 )
 def test_a_missing_column_names_the_nearest_or_a_remedy(template: str, what: str):
     with pytest.raises(ValueError, match=f"the row has {what}"):
         render(Prompt(template=template), {"question": "q", "answer": "a"})
-
-
-@pytest.mark.parametrize("template", ["{question.__class__}", "{0}"])
-def test_placeholders_are_looked_up_and_never_evaluated(template: str):
-    with pytest.raises(ValueError, match="the row has no column"):
-        render(Prompt(template=template), {"question": "q"})
-    column = template.strip("{}")
-    assert render(Prompt(template=template, turn="plain"), {column: "as it is"}) == "as it is"
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,16 @@ def check(
     check_tokenizer(tokenizer, folder=folder, vocab_size=vocab_size, stop_tokens=stop_tokens)
 
 
+def with_added_piece(folder: Path, piece: str) -> Path:
+    """A folder whose `tokenizer.json` has a piece beyond the model's rows."""
+    write_tokenizer_json(folder, of=write_tokenizer(folder))
+    file = str(folder / "tokenizer.json")
+    whole = tokenizers.Tokenizer.from_file(file)
+    whole.add_special_tokens([piece])
+    whole.save(file)
+    return folder
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -93,10 +103,7 @@ def test_mismatched_tokenizers_and_models_are_refused(
 
 def test_an_added_piece_needs_a_row_only_where_it_occurs(tmp_path: Path):
     """As a text-only Gemma 3 saved by transformers 5: `<image_soft_token>` is beyond its rows."""
-    folder = write_tokenizer_json(tmp_path, of=write_tokenizer(tmp_path))
-    whole = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    whole.add_special_tokens(["<image_soft_token>"])
-    whole.save(str(folder / "tokenizer.json"))
+    folder = with_added_piece(tmp_path, "<image_soft_token>")
     config = tiny.hf_config(vocab_size=PIECES)
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer = open_tokenizer(Model(path=str(folder)))
@@ -112,10 +119,7 @@ def test_an_added_piece_needs_a_row_only_where_it_occurs(tmp_path: Path):
 
 
 def test_an_unknown_end_of_turn_may_become_a_stop_token(tmp_path: Path):
-    folder = write_tokenizer_json(tmp_path, of=write_tokenizer(tmp_path))
-    whole = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    whole.add_special_tokens(["<|im_end|>"])
-    whole.save(str(folder / "tokenizer.json"))
+    folder = with_added_piece(tmp_path, "<|im_end|>")
     tokenizer, ends = read_tokenizer(folder), {"vocab_size": PIECES + 64, "eos_token_id": PIECES}
     with pytest.raises(ValueError, match=r"^config.*'<\|im_end\|>' in .* rollout\.stop_tokens$"):
         check(folder, tokenizer, config=ends)

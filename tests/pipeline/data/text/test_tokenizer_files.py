@@ -41,9 +41,8 @@ def both(folders: dict[str, Path]) -> list[Tokenizer]:
 
 def test_ids_are_gemmas(tokenizer: Tokenizer):
     assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.bos_id) == (0, 1, 2)
-    assert tokenizer.piece_id("<start_of_turn>") == 105
-    assert tokenizer.piece_id("<end_of_turn>") == 106
-    assert tokenizer.piece_id("<unk>") == 3
+    pieces = ("<unk>", "<start_of_turn>", "<end_of_turn>")
+    assert [tokenizer.piece_id(piece) for piece in pieces] == [3, 105, 106]
     assert tokenizer.vocab_size == 480
     assert (tokenizer.piece(105), tokenizer.find("<nothing>")) == ("<start_of_turn>", None)
     ids = tokenizer.encode("<start_of_turn>user\n")
@@ -54,9 +53,8 @@ def test_ids_are_gemmas(tokenizer: Tokenizer):
 def test_decoded_text_has_no_stop_token(tokenizer: Tokenizer):
     answer = "<answer>33</answer>"
     ids = tokenizer.encode(answer)
-    assert tokenizer.decode([*ids, 106]) == answer
-    assert tokenizer.decode([*ids, 1]) == answer
-    assert tokenizer.decode(np.array([2, 105, *ids, 4, 0, 3], np.int32)) == answer
+    for whole in ([*ids, 106], [*ids, 1], np.array([2, 105, *ids, 4, 0, 3], np.int32)):
+        assert tokenizer.decode(whole) == answer
 
 
 @given(first=st.text(), second=st.text())
@@ -80,22 +78,19 @@ def test_bytes_of_an_incomplete_character_become_replacement_characters(tokenize
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a model"])
-def test_a_damaged_file_is_reported(tmp_path: Path, damage: bytes):
-    (tmp_path / "tokenizer.model").write_bytes(damage)
-    with pytest.raises(ValueError, match=r"tokenizer\.model is not a SentencePiece model"):
-        read_tokenizer(tmp_path)
-    # It is read if there are both, as in transformers.
-    (tmp_path / "tokenizer.json").write_bytes(damage)
-    with pytest.raises(ValueError, match=r"tokenizer\.json is not a Hugging Face tokenizer"):
-        read_tokenizer(tmp_path)
-
-
-def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path):
+def test_a_damaged_file_and_a_tokenizer_of_another_kind_are_refused(tmp_path: Path, damage: bytes):
     path = write_tokenizer(tmp_path) / "tokenizer.model"
     model = proto.ModelProto.FromString(path.read_bytes())
     model.pieces[0].piece = "<padding>"
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ValueError, match="has no piece '<pad>'; nearest: '<padding>'"):
+        read_tokenizer(tmp_path)
+    path.write_bytes(damage)
+    with pytest.raises(ValueError, match=r"tokenizer\.model is not a SentencePiece model"):
+        read_tokenizer(tmp_path)
+    # It is read if there are both, as in transformers.
+    (tmp_path / "tokenizer.json").write_bytes(damage)
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a Hugging Face tokenizer"):
         read_tokenizer(tmp_path)
 
 
@@ -116,36 +111,24 @@ def test_the_tokenizer_is_in_the_models_folder_by_default(folders: dict[str, Pat
 
 
 def test_gemma_4_has_its_own_turn_tokens_and_shows_its_thoughts(tmp_path: Path):
-    pieces = write_tokenizer(tmp_path, gemma4=True)
-    for where in (
-        pieces / "tokenizer.model",
-        write_tokenizer_json(tmp_path, of=pieces) / "tokenizer.json",
-    ):
-        tokenizer = read_tokenizer(where)
-        assert tokenizer.turns == GEMMA4
-        # The names of Gemma 3 mean the turn tokens of any model.
-        for name, own, id_ in (
-            ("<start_of_turn>", "<|turn>", 105),
-            ("<end_of_turn>", "<turn|>", 106),
-        ):
-            assert tokenizer.piece_id(name) == tokenizer.piece_id(own) == id_
-        assert tokenizer.find("<end_of_turn>") is None
-        ids = tokenizer.encode("<|turn>system\n<|think|>\n<turn|>").tolist()
-        assert [ids[0], ids[-3], ids[-1]] == [105, 98, 106]
-        thoughts = "<|channel>thought\n1 + 1<channel|>2"
-        assert tokenizer.decode(tokenizer.encode(f"{thoughts}<turn|>")) == thoughts
-
-
-def test_control_pieces_of_turns_and_thoughts_are_read_as_in_texts(tmp_path: Path):
-    path = write_tokenizer(tmp_path, gemma4=True) / "tokenizer.model"
+    write_tokenizer_json(tmp_path, of=write_tokenizer(tmp_path, gemma4=True))
+    path = tmp_path / "tokenizer.model"
     expected = read_tokenizer(path)
+    # Some files have control pieces instead.
     model = proto.ModelProto.FromString(path.read_bytes())
     for name in ("<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>"):
         model.pieces[expected.piece_id(name)].type = proto.ModelProto.SentencePiece.CONTROL
     (tmp_path / "controls.model").write_bytes(model.SerializeToString())
-    tokenizer = read_tokenizer(tmp_path / "controls.model")
     text = "<|turn>system\n<|think|>\n<turn|>\n<|turn>model\n<|channel>thought\n1<channel|>2<turn|>"
-    ids = expected.encode(text)
-    np.testing.assert_array_equal(tokenizer.encode(text), ids)
-    assert tokenizer.decode(ids) == expected.decode(ids)
-    assert "<|channel>thought\n1<channel|>2" in tokenizer.decode(ids)
+    for file in ("tokenizer.model", "tokenizer.json", "controls.model"):
+        tokenizer = read_tokenizer(tmp_path / file)
+        assert tokenizer.turns == GEMMA4
+        # The names of Gemma 3 mean the turn tokens of any model.
+        assert tokenizer.piece_id("<start_of_turn>") == tokenizer.piece_id("<|turn>") == 105
+        assert tokenizer.piece_id("<end_of_turn>") == tokenizer.piece_id("<turn|>") == 106
+        assert tokenizer.find("<end_of_turn>") is None
+        ids = tokenizer.encode(text)
+        np.testing.assert_array_equal(ids, expected.encode(text))
+        assert [ids[0], ids[-1]] == [105, 106]
+        assert tokenizer.decode(ids) == expected.decode(ids)
+        assert tokenizer.decode(ids).endswith("<|channel>thought\n1<channel|>2")
