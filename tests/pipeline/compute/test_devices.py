@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -130,45 +129,6 @@ def test_a_process_with_some_chips_shares_the_host(monkeypatch: pytest.MonkeyPat
     else:
         shared |= {"TPU_CHIPS_PER_HOST_BOUNDS": "2,4,1"}  # set by Ray before
     assert found == [shared, shared]
-
-
-LOADS_LIBTPU = """
-import sys
-from pipeline.compute.devices import open_mesh
-try:
-    open_mesh(platform="tpu", count=int(sys.argv[1]))
-except ValueError:
-    pass  # there is no TPU
-from jax.experimental.topologies import get_topology_desc
-try:
-    print(len(get_topology_desc(platform="tpu", topology_name="v5e:2x4").devices), flush=True)
-except Exception as error:
-    print(error, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
-def test_two_halves_of_a_host_load_libtpu_at_the_same_time():
-    kept = {name: value for name, value in os.environ.items() if "TPU" not in name}
-    host = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
-    halves = [
-        subprocess.Popen(
-            [sys.executable, "-c", LOADS_LIBTPU, "4"],
-            cwd=ROOT,
-            env=kept | KAGGLE | host | {"JAX_PLATFORMS": "cpu"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    lines = [half.stdout.readline().strip() for half in halves if half.stdout]
-    for half in halves:
-        half.communicate()
-    assert lines == ["8", "8"]
 
 
 MALLOC = (

@@ -39,11 +39,3 @@ def test_truncation_equals_a_sort_and_records_both_log_probs():
     # Truncation changes the sampled tokens, and leaves sets of many sizes.
     assert moved > 20
     assert len(sizes) > 5
-
-
-def test_no_segment_sorts_the_vocabulary():
-    segments = tiny.engine(rollout=LIMITS)._programs.segment
-    for program in segments.values():
-        text = program.as_text() or ""
-        assert "while(" in text
-        assert " sort(" not in text

@@ -73,14 +73,3 @@ def test_the_noise_has_the_tail_probability_of_its_words():
     tail, upper = tail_of(words, partners)
     expected = -np.log(-np.where(upper, np.log1p(-tail), np.log(tail)))
     np.testing.assert_allclose(noise(words, partners), expected, rtol=2e-7, atol=1e-6)
-
-
-def test_noise_in_the_tail_is_independent_of_the_noise_of_its_partner():
-    rng = np.random.default_rng(0)
-    partners = rng.integers(0, 2**32, 100_000)
-    ours, theirs = noise(0, partners), noise(partners, 0)
-    bins = [np.quantile(x, np.linspace(0, 1, 9)[1:-1]) for x in (ours, theirs)]
-    table = np.zeros((8, 8))
-    places = (np.searchsorted(edges, x) for edges, x in zip(bins, (ours, theirs), strict=True))
-    np.add.at(table, tuple(places), 1)
-    assert stats.chi2_contingency(table).pvalue > 1e-3
