@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import jax
 import pytest
 
 from pipeline.compute.devices import environment, open_mesh
@@ -48,38 +50,15 @@ def test_the_import_check_detects_jax():
     assert "jax" in heavy_after("pipeline.compute.model.sharding")
 
 
-@pytest.mark.parametrize(
-    ("platform", "count", "message"),
-    [
-        ("cpu", 3, r"'cpu' needs 3 cpu device\(s\) in this process; JAX finds 8 cpu"),
-        ("tpu", 8, r"'tpu' needs 8 tpu device.*JAX finds 8 cpu device"),
-    ],
-)
-def test_other_devices_than_planned_are_an_error(platform: str, count: int, message: str):
+def test_other_devices_than_planned_are_an_error(monkeypatch: pytest.MonkeyPatch):
     # This process has 8 virtual CPU devices.
-    with pytest.raises(ValueError, match=message):
-        open_mesh(platform=platform, count=count)
     assert open_mesh(platform="cpu", count=8).devices.size == 8
-
-
-def test_a_missing_backend_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch):
-    import jax
-
-    def none() -> list[object]:
-        raise RuntimeError("Unable to initialize backend 'tpu': no chips\nlong story")
-
-    monkeypatch.setattr(jax, "devices", none)
-    with pytest.raises(ValueError, match=r"finds none: Unable to initialize .* no chips$"):
-        open_mesh(platform="tpu", count=1)
-
-
-def test_a_run_is_for_v5e_only(monkeypatch: pytest.MonkeyPatch):
-    import jax
-
-    chips = [SimpleNamespace(platform="tpu", device_kind="TPU v6 lite", id=n) for n in range(2)]
-    monkeypatch.setattr(jax, "devices", lambda: chips)
+    with pytest.raises(ValueError, match=r"'cpu' needs 3 cpu device\(s\) in .*; JAX finds 8 cpu"):
+        open_mesh(platform="cpu", count=3)
+    found: list[Any] = [SimpleNamespace(platform="tpu", device_kind="TPU v6 lite")]
+    monkeypatch.setattr(jax, "devices", lambda: found)
     with pytest.raises(ValueError, match=r"^these are chips of kind 'TPU v6 lite'; runs support"):
-        open_mesh(platform="tpu", count=2)
+        open_mesh(platform="tpu", count=1)
 
 
 KAGGLE = {

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.compute.aot.compile import hbm_bytes
-from pipeline.compute.aot.hlo import Module, Shape, parse
+from pipeline.compute.aot.hlo import Module, parse
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -80,15 +80,6 @@ def test_memory_and_padding_of_an_array(text, expected):
     program = f"ENTRY %main (x: f32[3]) -> f32[3] {{\n  ROOT %x = {text} parameter(0)\n}}\n"
     (shape,) = parse(program).computations["main"].root.shapes
     assert (shape.in_hbm, shape.bytes) == expected
-
-
-def test_all_parts_of_an_instruction_are_parsed():
-    module = parse(text("blocks"))
-    found = module.computations["wide.region_0.10.sunk"].instructions["while.16"]
-    assert found.operands == ("tuple.29",)
-    assert found.shapes[2] == Shape("bf16", (8, 512, 256))
-    assert found.attribute("body") == "wide.region_1.6.clone.sunk"
-    assert module.entry == "main.12"
 
 
 REPORT = """Memory Space: vmem (color=1)

@@ -69,10 +69,15 @@ def start(learner: Learner, adapter: Mapping[str, Any] | None = None) -> Learner
 def gradient(
     learner: Learner, rollouts: Sequence[Rollout] = ROLLOUTS
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """The gradient of a first update, from Adam's first moment, and the update's metrics."""
+    """The gradient of a first update, and its metrics."""
     metrics = learner.update(rollouts)
+    return first_gradient(learner), metrics
+
+
+def first_gradient(learner: Learner) -> dict[str, np.ndarray]:
+    """The gradient of the first update, from Adam's first moment."""
     moment = optax.tree_utils.tree_get(learner.state.optimizer, "mu")
-    return {name: np.asarray(value) / 0.1 for name, value in moment.items()}, metrics
+    return {name: np.asarray(value) / 0.1 for name, value in moment.items()}
 
 
 def close(found: Mapping[str, Any], expected: Mapping[str, Any], *, bound: float) -> None:

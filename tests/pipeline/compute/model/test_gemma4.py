@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests import tiny
 
@@ -41,8 +40,3 @@ def test_embeddings_in_host_memory_give_the_same_logits():
         np.testing.assert_array_equal(value, exact, err_msg=name)
     again = host.stored_base(there.items())
     assert again[TABLE] is there[TABLE]
-
-
-def test_a_model_without_per_layer_embeddings_cannot_have_them_in_host_memory():
-    with pytest.raises(ValueError, match='"host": this model has no per-layer embeddings; nea'):
-        tiny.make_policy(num_hidden_layers=1, embeddings_in_host=True)

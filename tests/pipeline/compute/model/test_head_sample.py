@@ -62,19 +62,6 @@ def by_hand(scores: np.ndarray, keys: jax.Array) -> np.ndarray:
     return np.where(in_column, scores + noise, -np.inf).argmax(axis=-1)
 
 
-def test_a_column_has_at_most_32_tokens():
-    found = {vocab: Columns.of(vocab) for vocab in (VOCAB, 262_144, 256_000, 262_208, 96, 1001)}
-    assert found == {
-        VOCAB: Columns(512, COUNT),
-        262_144: Columns(32_768, 1024),
-        256_000: Columns(32_000, 1024),
-        262_208: Columns(32_776, 1152),
-        96: Columns(12, 12),
-        1001: Columns(1001, 128),
-    }
-    assert [columns.members for columns in found.values()] == [4, 32, 32, 29, 1, 8]
-
-
 @pytest.mark.parametrize("vocab", [1032])
 def test_every_token_of_a_vocabulary_that_columns_do_not_divide_is_in_one_of_them(vocab: int):
     columns = Columns.of(vocab)
