@@ -51,7 +51,6 @@ def test_a_mesh_has_three_axes_and_data_has_the_remaining_devices():
         ("layers.0.attn.attn_vec_einsum.w", (4, 8, 24), (2, 8, 12)),
         ("layers.0.attn.attn_vec_einsum.w", (4, 8, 25), (2, 8, 25)),
         ("layers.11.mlp.gate_proj.kernel", (24, 40), (12, 20)),
-        ("layers.11.mlp.up_proj.kernel", (24, 40), (12, 20)),
         ("layers.11.mlp.down_proj.kernel", (40, 24), (20, 12)),
         ("layers.11.mlp.down_proj.kernel.array.qvalue", (40, 12), (20, 6)),
         ("layers.11.mlp.down_proj.kernel.array.scale", (1, 24), (1, 12)),
