@@ -12,7 +12,7 @@ exact ones of its own tokens, and its tokens with the CPU's up to the first diff
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -22,12 +22,9 @@ import numpy as np
 
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.rollout_weights import RolloutWeights, rollout_policy
-from pipeline.compute.learner.batches import DeviceBatch, TopKLogprobs, place_inputs
-from pipeline.compute.learner.programs import Compiled, LearnerPrograms
+from pipeline.compute.learner.batches import TopKLogprobs
+from pipeline.compute.learner.learner import Learner
 from pipeline.compute.learner.scorer import Scorer
-from pipeline.compute.model.policy import Params
-from pipeline.compute.model.sharding import by_row, replicated
-from pipeline.data.batching import batches_to_learn
 from pipeline.data.packed_batch import TokenBatch
 from pipeline.types import Completion
 from tests.accelerator.compare import Arrays, Difference, difference, error_difference
@@ -57,34 +54,16 @@ def update(model: SmallModel) -> Arrays:
     """As in an update, the log-probs of the reference's top k as "top k", `positions vocab`, and
     by parameter of the adapter the gradient of the loss with its KL term."""
     with _default(model):
-        programs = LearnerPrograms(model.policy, model.config, VOCABULARY)
-        compiled, zeros = programs.compile(), model.policy.no_adapter()
-        total, dense = jax.tree.map(jnp.zeros_like, zeros), []
-        for batch in batches_to_learn(
-            rollouts(), config=model.config, shape=programs.shape, keep_zero_advantage=True
-        ):
-            placed = _placed(model, compiled, batch, reference=zeros)
+        learner = Learner(model.policy, model.base, model.config, VOCABULARY)
+        learner.state = replace(learner.state, adapter=model.adapter)
+        total, dense = jax.tree.map(jnp.zeros_like, model.adapter), []
+        for batch in learner._pack(rollouts()):
+            placed = learner._place(batch)
             assert placed.reference is not None
             dense.append(_dense(placed.reference, batch, vocab=model.policy.vocab_size))
-            gradient = compiled[f"gradient {len(batch.tokens)}"]
+            gradient = learner._compiled[f"gradient {len(batch.tokens)}"]
             total, _, _ = gradient(model.base, model.adapter, total, placed)
         return {"top k": np.concatenate(dense), **jax.device_get(total)}
-
-
-def _placed(
-    model: SmallModel, compiled: Compiled, batch: TokenBatch, *, reference: Params
-) -> DeviceBatch:
-    """The batch on the devices, with the top k of the reference."""
-    mesh = model.policy.mesh
-    inputs = place_inputs(batch, mesh)
-    top_k = compiled[f"reference_top_k {len(batch.tokens)}"]
-    coefficient = np.float32(model.config.learner.kl_coef)
-    return DeviceBatch(
-        inputs=inputs,
-        advantages=jax.device_put(batch.advantages, by_row(mesh)),
-        reference=top_k(model.base, reference, inputs),
-        kl_coef=jax.device_put(coefficient, replicated(mesh)),
-    )
 
 
 def _dense(top: TopKLogprobs, batch: TokenBatch, *, vocab: int) -> np.ndarray:

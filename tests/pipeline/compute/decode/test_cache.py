@@ -11,21 +11,8 @@ from pipeline.compute.decode.cache import (
     flush,
 )
 from pipeline.compute.model.attention import Bounds
-from tests import tiny
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 3
-
-
-def test_bytes_per_row_equal_a_hand_count():
-    # Keys and values, 2 kv heads of 8, 4 bytes; 3 local layers of 8 slots, a global one of 40.
-    found = tiny.bytes_per_row(tiny.policy().architecture, max_tokens=40)
-    assert found == 2 * 2 * 8 * 4 * (3 * 8 + 40)
-    # One byte per number, and a float32 scale for each of the 2 kv heads.
-    found = tiny.bytes_per_row(tiny.policy().architecture, max_tokens=40, eight_bits=True)
-    assert found == 2 * 2 * (8 + 4) * (3 * 8 + 40)
-    # Of four layers the last two share keys and values and have no ring.
-    found = tiny.bytes_per_row(tiny.make_policy(**tiny.GEMMA4).architecture, max_tokens=40)
-    assert found == 2 * 2 * 4 * (8 * 8 + 40 * 16)
 
 
 def test_int8_codes_are_within_half_a_scale_of_the_values():

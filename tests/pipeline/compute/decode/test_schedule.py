@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.compute.decode.schedule import Slots, groups
+from pipeline.compute.decode.schedule import Slots
 from pipeline.types import RolloutName, RolloutRequest
 
 
@@ -17,13 +17,6 @@ def requests(*sizes: int) -> list[RolloutRequest]:
         for prompt, size in enumerate(sizes)
         for sample in range(size)
     ]
-
-
-def test_requests_with_the_same_prompt_are_a_group_in_any_order():
-    all_requests = requests(2, 1, 2)
-    found = groups([all_requests[n] for n in (3, 0, 2, 4, 1)])
-    assert [len(group.prompt_tokens) for group in found] == [3, 1, 2]
-    assert [list(group.members) for group in found] == [[0, 3], [1, 4], [2]]
 
 
 def prefill(slots: Slots[str], name: str, *, rows: int = 1, bucket: int = 100) -> list[list[int]]:
