@@ -1,14 +1,17 @@
-"""Makes the golden files: small random Gemmas, and what Hugging Face computes with them.
+"""Makes the golden files: small random Gemmas and adapters, and what comes out of them.
 
-Needs PyTorch and transformers, which the project does not depend on. From the repository's root:
+Needs PyTorch, transformers and PEFT, which the project does not depend on. From the repository's
+root:
 
     python3.11 -m venv /tmp/golden
-    /tmp/golden/bin/pip install torch==2.13.0 transformers==5.12.1
+    /tmp/golden/bin/pip install torch==2.13.0 transformers==5.12.1 peft==0.21.2
     /tmp/golden/bin/python tests/golden/make_golden.py
 
 Each folder beside this file then holds config.json and model.safetensors as transformers writes
 them, and golden.npz: `tokens` (`batch seq`), their `logits` (`batch seq vocab`), and for prompt n
-`prompt_n` and `greedy_n`, its greedy continuation. Two runs write the same values.
+`prompt_n` and `greedy_n`, its greedy continuation. The folder of an adapter holds
+adapter_config.json and adapter_model.safetensors as PEFT writes them, and golden.npz: `tokens` of
+the model's own file and their `logits` under the adapter. Two runs write the same values.
 """
 
 from __future__ import annotations
@@ -20,7 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3Config,
@@ -144,6 +150,31 @@ AUDIO: dict[str, Any] = {
     "subsampling_conv_channels": [4, 4],
     "output_proj_dims": 8,
 }
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "peft_gemma3": {"model": "gemma3", "r": 3, "lora_alpha": 6, "target_modules": ALL},
+    # PEFT's usual choice for many models: keys are not adapted, though values are.
+    "peft_gemma2": {
+        "model": "gemma2",
+        "r": 2,
+        "lora_alpha": 8,
+        "use_rslora": True,
+        "target_modules": ["q_proj", "v_proj"],
+    },
+    "peft_gemma3_vision": {
+        "model": "gemma3_vision",
+        "r": 2,
+        "lora_alpha": 2,
+        "target_modules": r".*language_model\.layers\.\d+\.self_attn\.(q|k|v|o)_proj",
+    },
+    "peft_gemma4_multimodal": {
+        "model": "gemma4_multimodal",
+        "r": 2,
+        "lora_alpha": 6,
+        "target_modules": r".*language_model\.layers\.\d+\."
+        r"((self_attn|mlp)\.\w+_proj|per_layer_input_gate|per_layer_projection)",
+    },
+}
 
 
 def empty_model(name: str) -> PreTrainedModel:
@@ -253,13 +284,40 @@ def write(folder: Path, model: PreTrainedModel, *, seed: int) -> None:
     np.savez_compressed(folder / "golden.npz", **arrays)
 
 
+def write_adapter(folder: Path, shape: dict[str, Any], *, seed: int) -> None:
+    """Writes a random LoRA on the model that the shape names, and the logits under it."""
+    base = folder.parent / shape["model"]
+    settings = {key: value for key, value in shape.items() if key != "model"}
+    kind = AutoModelForImageTextToText if "vision" in shape["model"] else AutoModelForCausalLM
+    # Others leave out Gemma 2's soft cap of the scores.
+    plain = kind.from_pretrained(base, dtype="float32", attn_implementation="eager").eval()
+    model = get_peft_model(plain, LoraConfig(task_type="CAUSAL_LM", **settings))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for key, parameter in sorted(model.named_parameters()):
+            if "lora_" in key:
+                random = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(0.1 * random)
+        tokens = np.load(base / "golden.npz")["tokens"]
+        logits = model(input_ids=torch.from_numpy(tokens).long()).logits.numpy()
+    # What it is called here, not where it lay when this was run.
+    model.peft_config["default"].base_model_name_or_path = shape["model"]
+    model.save_pretrained(folder, save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)
+    np.savez_compressed(folder / "golden.npz", tokens=tokens, logits=logits)
+
+
 def main() -> None:
-    """Writes a folder for each model."""
+    """Writes a folder for each model and each adapter."""
+    here = Path(__file__).parent
     parser = argparse.ArgumentParser(description="Make the golden files.")
-    parser.add_argument("names", nargs="*", default=list(SEEDS), help="models (default: all)")
+    names = [*SEEDS, *ADAPTERS]
+    parser.add_argument("names", nargs="*", default=names, help="folders (default: all)")
     for name in parser.parse_args().names:
-        model = randomize(empty_model(name), seed=SEEDS[name])
-        write(Path(__file__).parent / name, model, seed=SEEDS[name])
+        if name in ADAPTERS:
+            write_adapter(here / name, ADAPTERS[name], seed=list(ADAPTERS).index(name))
+        else:
+            write(here / name, randomize(empty_model(name), seed=SEEDS[name]), seed=SEEDS[name])
 
 
 if __name__ == "__main__":
