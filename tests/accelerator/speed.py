@@ -105,6 +105,11 @@ class Measured:
         """The limit's share of the seconds: 1 is as fast as the chip can be."""
         return self.limit_s / self.seconds
 
+    @property
+    def limit(self) -> str:
+        """The share of the limit, in words."""
+        return f"{self.share:.0%} of the limit ({self.regime})"
+
 
 class Programs:
     """Programs of a model, each compiled and run once, on demand.
