@@ -64,10 +64,7 @@ class Difference:
 def difference(chips: Arrays, *, rounded: Arrays, exact: Arrays) -> Difference:
     """The difference of the array that is closest to its bound, or farthest outside of it.
 
-    Args:
-        chips: computed by the chips in bfloat16.
-        rounded: the same by the CPU in bfloat16.
-        exact: the same by the CPU in float32.
+    The chips' results in bfloat16, the CPU's in bfloat16, and the CPU's in float32.
     """
     found = (
         error_difference(chips[name] - value, allowed=rounded[name] - value, name=name)
@@ -77,13 +74,7 @@ def difference(chips: Arrays, *, rounded: Arrays, exact: Arrays) -> Difference:
 
 
 def error_difference(error: np.ndarray, *, allowed: np.ndarray, name: str) -> Difference:
-    """The difference by its errors.
-
-    Args:
-        error: of the chips.
-        allowed: of the CPU in bfloat16, perhaps for other tokens.
-        name: of the array.
-    """
+    """The difference by the chips' errors and those of the CPU, perhaps for other tokens."""
     return Difference(
         name,
         largest=float(np.abs(error).max()),

@@ -11,9 +11,9 @@ exact ones of its own tokens, and its tokens with the CPU's up to the first diff
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
 import jax
@@ -22,12 +22,9 @@ import numpy as np
 
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.rollout_weights import RolloutWeights, rollout_policy
-from pipeline.compute.learner.batches import DeviceBatch, TopKLogprobs, place_inputs
-from pipeline.compute.learner.programs import Compiled, LearnerPrograms
+from pipeline.compute.learner.batches import TopKLogprobs
+from pipeline.compute.learner.learner import Learner
 from pipeline.compute.learner.scorer import Scorer
-from pipeline.compute.model.policy import Params
-from pipeline.compute.model.sharding import by_row, replicated
-from pipeline.data.batching import batches_to_learn
 from pipeline.data.packed_batch import TokenBatch
 from pipeline.types import Completion
 from tests.accelerator.compare import Arrays, Difference, difference, error_difference
@@ -53,50 +50,20 @@ def _scored(model: SmallModel, program: Scorer, completions: Sequence[Completion
     return np.concatenate(found)
 
 
-@dataclass(frozen=True)
-class Update:
-    """What an update computes of the rollouts.
-
-    Attributes:
-        top_k: log-probs of the reference's most likely tokens, `positions vocab`.
-        gradient: by parameter of the adapter.
-    """
-
-    top_k: Arrays
-    gradient: Arrays
-
-
-def update(model: SmallModel) -> Update:
-    """The reference's top k and the gradient of the loss with its KL term, as in an update."""
+def update(model: SmallModel) -> Arrays:
+    """As in an update, the log-probs of the reference's top k as "top k", `positions vocab`, and
+    by parameter of the adapter the gradient of the loss with its KL term."""
     with _default(model):
-        programs = LearnerPrograms(model.policy, model.config, VOCABULARY)
-        compiled, zeros = programs.compile(), model.policy.no_adapter()
-        total, dense = jax.tree.map(jnp.zeros_like, zeros), []
-        for batch in batches_to_learn(
-            rollouts(), config=model.config, shape=programs.shape, keep_zero_advantage=True
-        ):
-            placed = _placed(model, compiled, batch, reference=zeros)
+        learner = Learner(model.policy, model.base, model.config, VOCABULARY)
+        learner.state = replace(learner.state, adapter=model.adapter)
+        total, dense = jax.tree.map(jnp.zeros_like, model.adapter), []
+        for batch in learner._pack(rollouts()):
+            placed = learner._place(batch)
             assert placed.reference is not None
             dense.append(_dense(placed.reference, batch, vocab=model.policy.vocab_size))
-            gradient = compiled[f"gradient {len(batch.tokens)}"]
+            gradient = learner._compiled[f"gradient {len(batch.tokens)}"]
             total, _, _ = gradient(model.base, model.adapter, total, placed)
-        return Update({"top k": np.concatenate(dense)}, jax.device_get(total))
-
-
-def _placed(
-    model: SmallModel, compiled: Compiled, batch: TokenBatch, *, reference: Params
-) -> DeviceBatch:
-    """The batch on the devices, with the top k of the reference."""
-    mesh = model.policy.mesh
-    inputs = place_inputs(batch, mesh)
-    top_k = compiled[f"reference_top_k {len(batch.tokens)}"]
-    coefficient = np.float32(model.config.learner.kl_coef)
-    return DeviceBatch(
-        inputs=inputs,
-        advantages=jax.device_put(batch.advantages, by_row(mesh)),
-        reference=top_k(model.base, reference, inputs),
-        kl_coef=jax.device_put(coefficient, replicated(mesh)),
-    )
+        return {"top k": np.concatenate(dense), **jax.device_get(total)}
 
 
 def _dense(top: TopKLogprobs, batch: TokenBatch, *, vocab: int) -> np.ndarray:
@@ -136,6 +103,13 @@ def _default(model: SmallModel) -> Any:
     return jax.default_device(model.policy.mesh.devices.flat[0])
 
 
+@cache
+def _computed(
+    form: Callable[[SmallModel], Arrays], devices: tuple[jax.Device, ...], **settings: Any
+) -> Arrays:
+    return form(SmallModel.on(devices, **settings))
+
+
 @dataclass(frozen=True)
 class Forms:
     """Computes each program form on the chips and on the CPU; `settings` of the configuration
@@ -149,58 +123,34 @@ class Forms:
     chips: Sequence[jax.Device]
     cpu: jax.Device
 
-    def on_chips(self, **settings: Any) -> SmallModel:
-        """The model on the chips, in bfloat16."""
-        return SmallModel.on(self.chips, **settings)
-
-    def on_cpu(self, dtype: str = "bfloat16", **settings: Any) -> SmallModel:
-        """The model on the CPU."""
-        return SmallModel.on([self.cpu], dtype=dtype, **settings)
-
-    @cached_property
-    def _exact(self) -> SmallModel:
-        return self.on_cpu("float32")
-
-    @cached_property
-    def _exact_scorer(self) -> Scorer:
-        return scorer(self._exact)
-
-    @cached_property
-    def _log_probs(self) -> tuple[Arrays, Arrays]:
-        """In bfloat16, in float32."""
-        return log_probs(self.on_cpu()), log_probs(self._exact)
-
-    @cached_property
-    def _updates(self) -> tuple[Update, Update]:
-        return update(self.on_cpu()), update(self._exact)
-
-    @cached_property
-    def _update(self) -> Update:
-        return update(self.on_chips())
+    def _compare(
+        self,
+        form: Callable[[SmallModel], Arrays],
+        *,
+        of: Callable[[str], bool] = bool,
+        gemma2: bool = False,
+        **settings: Any,
+    ) -> Difference:
+        """The difference of the results of whose names `of` is true."""
+        results = [
+            _computed(form, tuple(self.chips), gemma2=gemma2, **settings),
+            _computed(form, (self.cpu,), gemma2=gemma2),
+            _computed(form, (self.cpu,), gemma2=gemma2, dtype="float32"),
+        ]
+        chips, rounded, exact = ({name: x[name] for name in x if of(name)} for x in results)
+        return difference(chips, rounded=rounded, exact=exact)
 
     def log_probs(self, **settings: Any) -> Difference:
-        """The scoring program, sharded by row."""
-        rounded, exact = self._log_probs
-        return difference(log_probs(self.on_chips(**settings)), rounded=rounded, exact=exact)
-
-    def soft_caps(self) -> Difference:
-        """The scoring program of Gemma 2, with soft-capped attention and logits."""
-        return difference(
-            log_probs(self.on_chips(gemma2=True)),
-            rounded=log_probs(self.on_cpu(gemma2=True)),
-            exact=log_probs(self.on_cpu("float32", gemma2=True)),
-        )
+        """The scoring program, sharded by row; with `gemma2` attention and logits are capped."""
+        return self._compare(log_probs, **settings)
 
     def top_k(self) -> Difference:
         """The reference's top k."""
-        rounded, exact = self._updates
-        return difference(self._update.top_k, rounded=rounded.top_k, exact=exact.top_k)
+        return self._compare(update, of=lambda name: name == "top k")
 
     def gradient(self, **settings: Any) -> Difference:
         """The gradient of an update."""
-        found = update(self.on_chips(**settings)) if settings else self._update
-        rounded, exact = self._updates
-        return difference(found.gradient, rounded=rounded.gradient, exact=exact.gradient)
+        return self._compare(update, of=lambda name: name != "top k", **settings)
 
     def decode(self, **settings: Any) -> tuple[Difference, float]:
         """Prefill, slots, caches and sampling.
@@ -209,16 +159,23 @@ class Forms:
             The difference of the reported log-probs from the exact ones of the same tokens, and the
             share of tokens that equal the CPU's, up to the first difference of each rollout.
         """
-        found, usual = sample(self.on_chips(**settings)), sample(self.on_cpu(**settings))
+        found, usual = (
+            sample(SmallModel.on(devices, **settings)) for devices in (self.chips, [self.cpu])
+        )
         compared = error_difference(
             self._errors(found), allowed=self._errors(usual), name="log-probs"
         )
         return compared, _same_tokens(found, usual)
 
+    @cached_property
+    def _exact(self) -> tuple[SmallModel, Scorer]:
+        model = SmallModel.on([self.cpu], dtype="float32")
+        return model, scorer(model)
+
     def _errors(self, completions: Sequence[Completion]) -> np.ndarray:
         """Reported log-probs less the exact ones of the same tokens."""
         reported = np.concatenate([completion.logprobs for completion in completions])
-        return reported - _scored(self._exact, self._exact_scorer, completions)
+        return reported - _scored(*self._exact, completions)
 
 
 def _same_tokens(found: Sequence[Completion], usual: Sequence[Completion]) -> float:

@@ -22,7 +22,8 @@ from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, RolloutRequest, Segment
+from pipeline.types import Rollout, RolloutName, RolloutRequest
+from tests import tiny
 
 ROWS = 8
 """Packed rows of a batch: one for each chip of a host."""
@@ -147,30 +148,21 @@ def make_config(devices: Sequence[jax.Device], settings: Mapping[str, Any]) -> C
 
 def rollouts() -> list[Rollout]:
     """Two random sequences for each row, half of them with a positive advantage."""
-    rng, found = np.random.default_rng(1), []
-    for number in range(2 * ROWS):
-        # Any two fit into a row, and no three.
-        prompt = int(rng.integers(PROMPT - 8, PROMPT + 1))
-        new = int(rng.integers(NEW - 12, NEW + 1))
-        completion = Completion(
-            name=RolloutName("train", 0, number // 4, number % 4),
-            prompt_tokens=_tokens(rng, prompt),
-            segments=(Segment(_tokens(rng, new), np.full(new, -7.0, np.float32), 0, ""),),
-            stop_reason="length",
-        )
-        found.append(Rollout(completion, NO_TEXT, {}, 1.0, 1.0 - 2.0 * (number % 2)))
-    return found
+    rng = np.random.default_rng(1)
+    # Any two fit into a row, and no three.
+    prompts = rng.integers(PROMPT - 8, PROMPT + 1, 2 * ROWS).tolist()
+    news = rng.integers(NEW - 12, NEW + 1, 2 * ROWS).tolist()
+    lengths = list(zip(prompts, news, strict=True))
+    return tiny.make_rollouts(lengths, advantages=ROWS * [1.0, -1.0])
 
 
 def requests(longest: int = PROMPT) -> list[RolloutRequest]:
     """Random prompts in groups of four, half as many again as there are slots."""
     rng, found = np.random.default_rng(2), []
     for group in range(3 * ROWS // 4):
-        tokens = _tokens(rng, int(rng.integers(longest // 2, longest + 1)))
-        found += [RolloutRequest(RolloutName("train", 0, group, n), tokens) for n in range(4)]
+        length = int(rng.integers(longest // 2, longest + 1))
+        tokens = rng.integers(len(VOCABULARY.forbidden), GEMMA3["vocab_size"], length)
+        for sample in range(4):
+            name = RolloutName("train", 0, group, sample)
+            found.append(RolloutRequest(name, tokens.astype(np.int32)))
     return found
-
-
-def _tokens(rng: np.random.Generator, count: int) -> np.ndarray:
-    vocabulary: int = GEMMA3["vocab_size"]
-    return rng.integers(len(VOCABULARY.forbidden), vocabulary, count).astype(np.int32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ from pipeline.data.models.find_shape import PUBLISHED
 from pipeline.data.models.hf_config import read_model_shape
 from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.cost_model.hardware import TOPOLOGIES, Chip
-from pipeline.plan.cost_model.roofline import RooflineModel
+from pipeline.plan.cost_model.roofline import RooflineModel, Seconds
 from pipeline.plan.lengths import Lengths
 from tests.accelerator.devices import Rates
 from tests.accelerator.small_model import GEMMA3, VOCABULARY, SmallModel, make_config
@@ -83,8 +83,7 @@ class Measured:
         seconds: of the fastest run.
         limit_s: least seconds at the chip's measured speeds.
         regime: what limits it.
-        rate: tokens, or positions, a second.
-        unit: of the rate, in words.
+        rate: tokens, or positions of an update, a second.
         mfu: useful operations as a share of the chip's published bfloat16 speed, or where that is
             not known of the measured one; None: not an update.
         expected_bytes: memory in use while it runs, by the compiler, with all live arrays.
@@ -96,7 +95,6 @@ class Measured:
     limit_s: float
     regime: str
     rate: float
-    unit: str
     mfu: float | None
     expected_bytes: int
     peak_bytes: int | None
@@ -107,9 +105,14 @@ class Measured:
         """The limit's share of the seconds: 1 is as fast as the chip can be."""
         return self.limit_s / self.seconds
 
+    @property
+    def limit(self) -> str:
+        """The share of the limit, in words."""
+        return f"{self.share:.0%} of the limit ({self.regime})"
+
 
 class Programs:
-    """Programs of a model, compiled on demand.
+    """Programs of a model, each compiled and run once, on demand.
 
     Args:
         name: of a shape in `PUBLISHED`, such as "gemma-3-1b"; None: a small one.
@@ -134,6 +137,7 @@ class Programs:
         )
         self._roofline = RooflineModel(self.model.config, self._shape, limits)
 
+    @cached_property
     def gradient(self) -> Measured:
         """The gradient of a micro-batch whose rows are full."""
         model, config = self.model, self.model.config
@@ -162,46 +166,53 @@ class Programs:
         )
         learned = positions - np.count_nonzero(batch.segments == 0)
         operations = _USEFUL * self._shape.parameters * float(learned)
-        return Measured(
-            seconds=seconds,
-            limit_s=limit.low,
-            regime=limit.regime,
-            rate=positions / seconds,
-            unit="positions",
-            mfu=operations / (seconds * self._peak_flops()),
-            expected_bytes=expected,
-            peak_bytes=self._peak(),
-            sets_peak=before is not None and expected > before,
-        )
+        mfu = operations / (seconds * self._peak_flops())
+        return self._measured(seconds, limit, positions, before=before, expected=expected, mfu=mfu)
 
+    @cached_property
     def decode(self) -> dict[str, Measured]:
-        """Segments with all slots busy, by number of slots, and prefill."""
+        """Segments with all slots busy, by number of slots, and prefill.
+
+        Decoding takes more memory than the gradient, whose peak is measured before.
+        """
+        _ = self.gradient
         model, config, before = self.model, self.model.config, self._peak()
         engine = Engine(model.policy, None, config, VOCABULARY)
         times = engine.times(model.base, model.adapter)
         expected = array_bytes((model.base, model.adapter)) + max(engine.needs.values())
         steps, (bucket,) = config.segment_steps, config.prompt_buckets
-        rows = config.prefill_rows(bucket)
+        tokens = config.prefill_rows(bucket) * bucket
         found = {
             f"{slots} slots": (times.segment_s[slots], self._roofline.segment(slots), slots * steps)
             for slots in self._sizes.slots
         }
-        prefill = self._roofline.prefill(rows * bucket, seq=bucket)
-        found["prefill"] = times.prefill_s[bucket], prefill, rows * bucket
+        prefill = self._roofline.prefill(tokens, seq=bucket)
+        found["prefill"] = times.prefill_s[bucket], prefill, tokens
         return {
-            name: Measured(
-                seconds=seconds,
-                limit_s=limit.low,
-                regime=limit.regime,
-                rate=tokens / seconds,
-                unit="tokens",
-                mfu=None,
-                expected_bytes=expected,
-                peak_bytes=self._peak(),
-                sets_peak=before is not None and expected > before,
-            )
-            for name, (seconds, limit, tokens) in found.items()
+            name: self._measured(*one, before=before, expected=expected)
+            for name, one in found.items()
         }
+
+    def _measured(
+        self,
+        seconds: float,
+        limit: Seconds,
+        tokens: int,
+        *,
+        before: int | None,
+        expected: int,
+        mfu: float | None = None,
+    ) -> Measured:
+        return Measured(
+            seconds=seconds,
+            limit_s=limit.low,
+            regime=limit.regime,
+            rate=tokens / seconds,
+            mfu=mfu,
+            expected_bytes=expected,
+            peak_bytes=self._peak(),
+            sets_peak=before is not None and expected > before,
+        )
 
     def _peak(self) -> int | None:
         stats: Mapping[str, int] = self._chip.memory_stats() or {}

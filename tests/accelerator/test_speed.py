@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import cached_property
 
 import jax
 import pytest
@@ -32,36 +31,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("results", models, indirect=True, scope="module")
 
 
-class Results:
-    """What the programs of a model took; each is computed once.
-
-    Args:
-        model: a shape in `PUBLISHED`, or `SMALL`.
-        chip: the device.
-        rates: its measured speeds.
-    """
-
-    def __init__(self, model: str, chip: jax.Device, rates: Rates) -> None:
-        self._is_small = model == SMALL
-        name, sizes = (None, REDUCED) if self._is_small else (model, Sizes())
-        self._programs = Programs(name, chip, rates, sizes)
-
-    @cached_property
-    def gradient(self) -> Measured:
-        """Computed before decoding, which takes more memory and would hide its peak."""
-        return self._programs.gradient()
-
-    @cached_property
-    def decode(self) -> dict[str, Measured]:
-        """Segments and prefill."""
-        _ = self.gradient
-        return self._programs.decode()
-
-    def limit(self, found: Measured) -> str:
-        """The share of the chip's limit, in words; virtual devices have none."""
-        return "" if self._is_small else f", {found.share:.0%} of the limit ({found.regime})"
-
-
 @pytest.fixture(scope="module")
 def rates(chips: list[jax.Device], *, virtual: bool) -> Rates:
     """Speeds of the chip in large sums and products; on a CPU in small ones."""
@@ -71,40 +40,42 @@ def rates(chips: list[jax.Device], *, virtual: bool) -> Rates:
 @pytest.fixture(scope="module")
 def results(
     request: pytest.FixtureRequest, chips: list[jax.Device], rates: Rates
-) -> Iterator[Results]:
+) -> Iterator[Programs]:
     """The programs of a model on the first chip."""
-    yield Results(request.param, chips[0], rates)
+    name, sizes = (None, REDUCED) if request.param == SMALL else (request.param, Sizes())
+    yield Programs(name, chips[0], rates, sizes)
     jax.clear_caches()
 
 
-def test_gradient_speed(results: Results, report: Report) -> None:
+def record(report: Report, found: Measured, text: str) -> None:
+    """Records a program's figures."""
+    report(text, {**asdict(found), "share": found.share})
+
+
+def test_gradient_speed(results: Programs, report: Report) -> None:
     found = results.gradient
     assert found.mfu is not None
     text = f"{1e6 / found.rate:.2f} us a position, MFU {found.mfu:.1%}"
-    report(text + results.limit(found), _figures(found))
+    record(report, found, f"{text}, {found.limit}")
 
 
 @pytest.mark.parametrize("program", range(3), ids=("many_slots", "few_slots", "prefill"))
-def test_decode_speed(results: Results, report: Report, program: int) -> None:
+def test_decode_speed(results: Programs, report: Report, program: int) -> None:
     name = list(results.decode)[program]
     found = results.decode[name]
     assert found.limit_s > 0
-    report(f"{name}: {found.rate:,.0f} tokens/s{results.limit(found)}", _figures(found))
+    record(report, found, f"{name}: {found.rate:,.0f} tokens/s, {found.limit}")
 
 
 @pytest.mark.parametrize("program", ["gradient", "decode"])
 def test_memory_is_what_the_compiler_reports(
-    results: Results, report: Report, program: str
+    results: Programs, report: Report, program: str
 ) -> None:
     found = results.gradient if program == "gradient" else next(iter(results.decode.values()))
     text = f"{found.expected_bytes / GIB:.2f} GiB by the compiler"
     if found.peak_bytes is not None:
         text += f", peak {found.peak_bytes / GIB:.2f} GiB"
-    report(text, _figures(found))
+    record(report, found, text)
     if not found.sets_peak:
         pytest.skip("the devices report no peak, or an earlier program took more memory")
     assert found.peak_bytes == pytest.approx(found.expected_bytes, rel=ERROR)
-
-
-def _figures(found: Measured) -> dict[str, object]:
-    return {**asdict(found), "share": found.share}

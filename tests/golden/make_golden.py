@@ -1,14 +1,17 @@
-"""Makes the golden files: small random Gemmas, and what Hugging Face computes with them.
+"""Makes the golden files: small random Gemmas and adapters, and what comes out of them.
 
-Needs PyTorch and transformers, which the project does not depend on. From the repository's root:
+Needs PyTorch, transformers and PEFT, which the project does not depend on. From the repository's
+root:
 
     python3.11 -m venv /tmp/golden
-    /tmp/golden/bin/pip install torch==2.13.0 transformers==5.12.1
+    /tmp/golden/bin/pip install torch==2.13.0 transformers==5.12.1 peft==0.21.2
     /tmp/golden/bin/python tests/golden/make_golden.py
 
 Each folder beside this file then holds config.json and model.safetensors as transformers writes
 them, and golden.npz: `tokens` (`batch seq`), their `logits` (`batch seq vocab`), and for prompt n
-`prompt_n` and `greedy_n`, its greedy continuation. Two runs write the same values.
+`prompt_n` and `greedy_n`, its greedy continuation. The folder of an adapter holds
+adapter_config.json and adapter_model.safetensors as PEFT writes them, and golden.npz: `tokens` of
+the model's own file and their `logits` under the adapter. Two runs write the same values.
 """
 
 from __future__ import annotations
@@ -20,7 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3Config,
@@ -118,7 +124,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
     },
 }
-# Such that all continuations are suitable, see `greedy`.
+# Such that all continuations are as `greedy` asserts.
 SEEDS = {
     "gemma3": 0,
     "gemma3_scaled": 1,
@@ -143,6 +149,31 @@ AUDIO: dict[str, Any] = {
     "num_attention_heads": 2,
     "subsampling_conv_channels": [4, 4],
     "output_proj_dims": 8,
+}
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "peft_gemma3": {"model": "gemma3", "r": 3, "lora_alpha": 6, "target_modules": ALL},
+    # PEFT's usual choice for many models: keys are not adapted, though values are.
+    "peft_gemma2": {
+        "model": "gemma2",
+        "r": 2,
+        "lora_alpha": 8,
+        "use_rslora": True,
+        "target_modules": ["q_proj", "v_proj"],
+    },
+    "peft_gemma3_vision": {
+        "model": "gemma3_vision",
+        "r": 2,
+        "lora_alpha": 2,
+        "target_modules": r".*language_model\.layers\.\d+\.self_attn\.(q|k|v|o)_proj",
+    },
+    "peft_gemma4_multimodal": {
+        "model": "gemma4_multimodal",
+        "r": 2,
+        "lora_alpha": 6,
+        "target_modules": r".*language_model\.layers\.\d+\."
+        r"((self_attn|mlp)\.\w+_proj|per_layer_input_gate|per_layer_projection)",
+    },
 }
 
 
@@ -213,10 +244,10 @@ def randomize(model: PreTrainedModel, *, seed: int) -> PreTrainedModel:
     return model
 
 
-def greedy(model: PreTrainedModel, prompt: np.ndarray) -> np.ndarray | None:
+def greedy(model: PreTrainedModel, prompt: np.ndarray) -> np.ndarray:
     """The continuation by `generate`, with its cache; no token ends it.
 
-    None if it repeats itself too much, or if another summation order could change a choice.
+    It must not repeat itself much, and another summation order must not change a choice.
     """
     found = model.generate(
         torch.from_numpy(prompt)[None],
@@ -230,44 +261,63 @@ def greedy(model: PreTrainedModel, prompt: np.ndarray) -> np.ndarray | None:
     best, second = torch.stack(found.logits).topk(2).values.unbind(-1)
     continuation = found.sequences[0, len(prompt) :].numpy().astype(np.int32)
     assert len(continuation) == NEW
-    various = len(set(continuation.tolist())) > NEW // 3
-    return continuation if various and float((best - second).min()) > LEAST_MARGIN else None
+    assert len(set(continuation.tolist())) > NEW // 3
+    assert float((best - second).min()) > LEAST_MARGIN
+    return continuation
 
 
-def write(folder: Path, model: PreTrainedModel, *, seed: int) -> bool:
-    """Writes the model, its logits of random tokens and its continuations of random prompts.
-
-    Returns:
-        False if a continuation is unsuitable, see `greedy`, or if the logits in float64 differ;
-        nothing is written.
-    """
+def write(folder: Path, model: PreTrainedModel, *, seed: int) -> None:
+    """Writes the model, its logits of random tokens and its continuations of random prompts."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(3, SHAPE["vocab_size"], (ROWS, TOKENS))
     with torch.no_grad():
         logits = model(torch.from_numpy(tokens)).logits.numpy()
         exact = copy.deepcopy(model).double()(torch.from_numpy(tokens)).logits.numpy()
-    if np.abs(logits - exact).max() > MOST_ROUNDING:
-        return False
+    assert np.abs(logits - exact).max() <= MOST_ROUNDING
     arrays = {"tokens": tokens.astype(np.int32), "logits": logits}
     for number, length in enumerate(PROMPTS):
         prompt = rng.integers(3, SHAPE["vocab_size"], length)
-        continuation = greedy(model, prompt)
-        if continuation is None:
-            return False
-        arrays |= {f"prompt_{number}": prompt.astype(np.int32), f"greedy_{number}": continuation}
+        arrays[f"prompt_{number}"] = prompt.astype(np.int32)
+        arrays[f"greedy_{number}"] = greedy(model, prompt)
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     np.savez_compressed(folder / "golden.npz", **arrays)
-    return True
+
+
+def write_adapter(folder: Path, shape: dict[str, Any], *, seed: int) -> None:
+    """Writes a random LoRA on the model that the shape names, and the logits under it."""
+    base = folder.parent / shape["model"]
+    settings = {key: value for key, value in shape.items() if key != "model"}
+    kind = AutoModelForImageTextToText if "vision" in shape["model"] else AutoModelForCausalLM
+    # Others leave out Gemma 2's soft cap of the scores.
+    plain = kind.from_pretrained(base, dtype="float32", attn_implementation="eager").eval()
+    model = get_peft_model(plain, LoraConfig(task_type="CAUSAL_LM", **settings))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for key, parameter in sorted(model.named_parameters()):
+            if "lora_" in key:
+                random = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(0.1 * random)
+        tokens = np.load(base / "golden.npz")["tokens"]
+        logits = model(input_ids=torch.from_numpy(tokens).long()).logits.numpy()
+    # What it is called here, not where it lay when this was run.
+    model.peft_config["default"].base_model_name_or_path = shape["model"]
+    model.save_pretrained(folder, save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)
+    np.savez_compressed(folder / "golden.npz", tokens=tokens, logits=logits)
 
 
 def main() -> None:
-    """Writes a folder for each model."""
+    """Writes a folder for each model and each adapter."""
+    here = Path(__file__).parent
     parser = argparse.ArgumentParser(description="Make the golden files.")
-    parser.add_argument("names", nargs="*", default=list(SEEDS), help="models (default: all)")
+    names = [*SEEDS, *ADAPTERS]
+    parser.add_argument("names", nargs="*", default=names, help="folders (default: all)")
     for name in parser.parse_args().names:
-        model = randomize(empty_model(name), seed=SEEDS[name])
-        assert write(Path(__file__).parent / name, model, seed=SEEDS[name]), name
+        if name in ADAPTERS:
+            write_adapter(here / name, ADAPTERS[name], seed=list(ADAPTERS).index(name))
+        else:
+            write(here / name, randomize(empty_model(name), seed=SEEDS[name]), seed=SEEDS[name])
 
 
 if __name__ == "__main__":

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import jax
 import pytest
 
 from pipeline.compute.devices import environment, open_mesh
@@ -45,54 +46,24 @@ def test_the_driver_and_the_control_plane_never_import_jax():
     assert heavy_after(*modules) == []
 
 
-def test_the_import_check_detects_jax():
-    assert "jax" in heavy_after("pipeline.compute.model.sharding")
-
-
-@pytest.mark.parametrize(
-    ("platform", "count", "message"),
-    [
-        ("cpu", 3, r"'cpu' needs 3 cpu device\(s\) in this process; JAX finds 8 cpu"),
-        ("tpu", 8, r"'tpu' needs 8 tpu device.*JAX finds 8 cpu device"),
-    ],
-)
-def test_other_devices_than_planned_are_an_error(platform: str, count: int, message: str):
+def test_other_devices_than_planned_are_an_error(monkeypatch: pytest.MonkeyPatch):
     # This process has 8 virtual CPU devices.
-    with pytest.raises(ValueError, match=message):
-        open_mesh(platform=platform, count=count)
     assert open_mesh(platform="cpu", count=8).devices.size == 8
-
-
-def test_a_missing_backend_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch):
-    import jax
-
-    def none() -> list[object]:
-        raise RuntimeError("Unable to initialize backend 'tpu': no chips\nlong story")
-
-    monkeypatch.setattr(jax, "devices", none)
-    with pytest.raises(ValueError, match=r"finds none: Unable to initialize .* no chips$"):
+    with pytest.raises(ValueError, match=r"'cpu' needs 3 cpu device\(s\) in .*; JAX finds 8 cpu"):
+        open_mesh(platform="cpu", count=3)
+    found: list[Any] = [SimpleNamespace(platform="tpu", device_kind="TPU v6 lite")]
+    monkeypatch.setattr(jax, "devices", lambda: found)
+    with pytest.raises(ValueError, match=r"^these are chips of kind 'TPU v6 lite'; runs support"):
         open_mesh(platform="tpu", count=1)
 
 
-def test_a_run_is_for_v5e_only(monkeypatch: pytest.MonkeyPatch):
-    import jax
-
-    chips = [SimpleNamespace(platform="tpu", device_kind="TPU v6 lite", id=n) for n in range(2)]
-    monkeypatch.setattr(jax, "devices", lambda: chips)
-    with pytest.raises(ValueError, match=r"^these are chips of kind 'TPU v6 lite'; runs support"):
-        open_mesh(platform="tpu", count=2)
-
-
-KAGGLE = {
+HOST = {
     "TPU_CHIPS_PER_HOST_BOUNDS": "2,4,1",
     "TPU_HOST_BOUNDS": "1,1,1",
     "TPU_PROCESS_ADDRESSES": "local",
     "TPU_WORKER_ID": "0",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_RUNTIME_METRICS_PORTS": "8431,8432,8433,8434,8435,8436,8437,8438",
-}
-"""Variables of Kaggle's TPU image of August 2026."""
-HOST = KAGGLE | {
     # Of other images; libtpu prefers these names of the bounds.
     "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,4,1",
     "TPU_PROCESS_BOUNDS": "1,1,1",
@@ -100,7 +71,7 @@ HOST = KAGGLE | {
     "TPU_MESH_CONTROLLER_PORT": "8476",
     "TPU_VISIBLE_CHIPS": "0,1,2,3",
 }
-"""Variables that may be set in a process before it opens its mesh."""
+"""Variables of Kaggle's TPU image of August 2026, and others that may be set before."""
 
 
 def tpu_environment(monkeypatch: pytest.MonkeyPatch, *, count: int) -> dict[str, str]:
@@ -132,60 +103,16 @@ def test_a_process_with_some_chips_shares_the_host(monkeypatch: pytest.MonkeyPat
     assert found == [shared, shared]
 
 
-LOADS_LIBTPU = """
-import sys
-from pipeline.compute.devices import open_mesh
-try:
-    open_mesh(platform="tpu", count=int(sys.argv[1]))
-except ValueError:
-    pass  # there is no TPU
-from jax.experimental.topologies import get_topology_desc
-try:
-    print(len(get_topology_desc(platform="tpu", topology_name="v5e:2x4").devices), flush=True)
-except Exception as error:
-    print(error, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
-def test_two_halves_of_a_host_load_libtpu_at_the_same_time():
-    kept = {name: value for name, value in os.environ.items() if "TPU" not in name}
-    host = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
-    halves = [
-        subprocess.Popen(
-            [sys.executable, "-c", LOADS_LIBTPU, "4"],
-            cwd=ROOT,
-            env=kept | KAGGLE | host | {"JAX_PLATFORMS": "cpu"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    lines = [half.stdout.readline().strip() for half in halves if half.stdout]
-    for half in halves:
-        half.communicate()
-    assert lines == ["8", "8"]
-
-
-MALLOC = (
-    "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0:"
-    "glibc.malloc.trim_threshold=1099511627776"
-)
-
-
 def test_the_environment_sets_platform_and_number_of_devices(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(CACHE_VARIABLE, raising=False)
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --other=1")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
     assert environment(platform="tpu", count=4) == {"JAX_PLATFORMS": "tpu"}
     assert environment(platform="gpu", count=1) == {"JAX_PLATFORMS": "cuda"}
-    assert environment(platform="cpu", count=2) == {
+    found = environment(platform="cpu", count=2)
+    assert found.pop("GLIBC_TUNABLES").startswith("glibc.malloc.check=0:glibc.malloc.hugetlb=1:")
+    given = os.environ["XLA_FLAGS"]
+    assert found == {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --other=1 "
-        "--xla_force_host_platform_device_count=2",
-        "GLIBC_TUNABLES": f"glibc.malloc.check=0:{MALLOC}",
+        "XLA_FLAGS": f"{given} --xla_force_host_platform_device_count=2",
     }

@@ -7,7 +7,6 @@ Random adapters go through the rollout engine and the learner, without Ray on on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -142,8 +141,15 @@ class Probe:
     def engine_faults(self) -> Iterator[tuple[str, float]]:
         """The statistic under each fault of what the decoding program is given."""
         whole = self.policy.probe_adapter(0)
+        original = Engine._admissions
         for name, admit in ADMISSIONS.items():
-            with admitting(admit):
+
+            def admissions(engine: Engine, *given: Any, admit: Admit = admit) -> np.ndarray:
+                table = original(engine, *given)
+                admit(table)
+                return table
+
+            with mock.patch.object(Engine, "_admissions", admissions):
                 yield name, self.statistic(whole, whole)
 
 
@@ -165,19 +171,6 @@ ADMISSIONS: dict[str, Admit] = {
     "position - 1": shift(-1),
     "prompts of two slots swapped": swap,
 }
-
-
-@contextmanager
-def admitting(admit: Admit) -> Iterator[None]:
-    original = Engine._admissions
-
-    def admissions(self: Engine, *given: Any) -> np.ndarray:
-        table = original(self, *given)
-        admit(table)
-        return table
-
-    with mock.patch.object(Engine, "_admissions", admissions):
-        yield
 
 
 def check(number_format: str, *, adapters: int) -> None:

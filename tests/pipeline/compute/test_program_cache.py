@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import zlib
 from pathlib import Path
@@ -51,16 +50,6 @@ def test_a_program_that_does_not_fit_on_the_disk_is_written_again(
     assert (small_disk / "a-cache").read_bytes() == program
 
 
-@pytest.fixture(params=["hard links", "no hard links"])
-def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, target: Path) -> None:
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-    if request.param == "no hard links":
-        monkeypatch.setattr(Path, "hardlink_to", refuse)
-
-
-@pytest.mark.usefixtures("links")
 def test_an_entry_deleted_by_another_process_stays_available(tmp_path: Path):
     (tmp_path / "a-cache").write_bytes(b"program a")
     process = ProgramCache(tmp_path)

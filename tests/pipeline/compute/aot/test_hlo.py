@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.compute.aot.compile import hbm_bytes
-from pipeline.compute.aot.hlo import Module, Shape, parse
+from pipeline.compute.aot.hlo import Module, parse
+from tests.whole_logits import whole_logits
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -82,15 +83,6 @@ def test_memory_and_padding_of_an_array(text, expected):
     assert (shape.in_hbm, shape.bytes) == expected
 
 
-def test_all_parts_of_an_instruction_are_parsed():
-    module = parse(text("blocks"))
-    found = module.computations["wide.region_0.10.sunk"].instructions["while.16"]
-    assert found.operands == ("tuple.29",)
-    assert found.shapes[2] == Shape("bf16", (8, 512, 256))
-    assert found.attribute("body") == "wide.region_1.6.clone.sunk"
-    assert module.entry == "main.12"
-
-
 REPORT = """Memory Space: vmem (color=1)
 Total bytes: 116662272 (111.26MiB)
   cumulative_size;       size;       offset; used_by_n_values; shapes_list
@@ -109,3 +101,28 @@ def test_bytes_of_the_main_memory():
     assert hbm_bytes(REPORT) == 2_820_833_280
     with pytest.raises(ValueError, match="not a memory report: 'Total'"):
         hbm_bytes("Total")
+
+
+def names(module: Module, **settings) -> set[str]:
+    return {buffer.name for buffer in whole_logits(module, vocab=4096, **settings)}
+
+
+def test_promise_7_whole_logits_are_found_in_any_shape():
+    module = parse(text("blocks"))
+    assert names(module, model=(256,), most=10) == set()
+    # 16 positions x 512 entries are as many as the vocabulary x 2.
+    assert names(module, model=(256,), most=2) == set()
+    assert names(module, model=(256,), most=1) == {"fusion.9", "get-tuple-element.110"}
+    line = "  %bitcast.21 = "
+    for dims, is_found in (
+        ("4096,64", True),
+        ("64,4096", True),
+        ("8,512,64", True),
+        ("262144", True),
+        ("8,63,512", False),  # the allowed number
+        ("64,16,256", False),  # hidden states
+        ("4096,256,1", False),  # the embedding itself
+        ("4096,2,256", True),  # but not two embeddings
+    ):
+        other = text("blocks").replace(line, f"  %odd = f32[{dims}]{{0}} custom-call()\n{line}")
+        assert ("odd" in names(parse(other), model=(256,), most=63)) == is_found, dims

@@ -5,56 +5,14 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.compute.decode.cache import (
     PromptAttention,
     flush,
-    held_positions,
-    visible_slots,
 )
 from pipeline.compute.model.attention import Bounds
-from tests import tiny
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 3
-
-
-def ring(positions: int, slots: int) -> list[int]:
-    """Positions in a ring after `positions` writes, -1 for an empty slot."""
-    held = [-1] * slots
-    for position in range(positions):
-        held[position % slots] = position
-    return held
-
-
-@pytest.mark.parametrize("slots", [1, 7, 20])
-def test_held_positions_are_those_of_a_ring(slots: int):
-    found = np.asarray(held_positions(jnp.arange(71), slots))
-    expected = np.array([ring(length, slots) for length in range(71)])
-    np.testing.assert_array_equal(np.maximum(found, -1), expected)
-
-
-@given(st.integers(0, 30), st.integers(1, 9))
-def test_a_query_attends_to_itself_and_the_positions_in_its_window(position: int, window: int):
-    held = jnp.arange(-3, 40)[None]
-    found = np.asarray(visible_slots(held, jnp.array([position]), window=window))[0]
-    expected = [max(0, position - window + 1) <= at <= position for at in range(-3, 40)]
-    np.testing.assert_array_equal(found, expected)
-    everything = np.asarray(visible_slots(held, jnp.array([position]), window=None))[0]
-    np.testing.assert_array_equal(everything, [0 <= at <= position for at in range(-3, 40)])
-
-
-def test_bytes_per_row_equal_a_hand_count():
-    # Keys and values, 2 kv heads of 8, 4 bytes; 3 local layers of 8 slots, a global one of 40.
-    found = tiny.bytes_per_row(tiny.policy().architecture, max_tokens=40)
-    assert found == 2 * 2 * 8 * 4 * (3 * 8 + 40)
-    # One byte per number, and a float32 scale for each of the 2 kv heads.
-    found = tiny.bytes_per_row(tiny.policy().architecture, max_tokens=40, eight_bits=True)
-    assert found == 2 * 2 * (8 + 4) * (3 * 8 + 40)
-    # Of four layers the last two share keys and values and have no ring.
-    found = tiny.bytes_per_row(tiny.make_policy(**tiny.GEMMA4).architecture, max_tokens=40)
-    assert found == 2 * 2 * 4 * (8 * 8 + 40 * 16)
 
 
 def test_int8_codes_are_within_half_a_scale_of_the_values():

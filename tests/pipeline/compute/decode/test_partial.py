@@ -12,12 +12,11 @@ import pytest
 
 from launch.bench.harness import compilations
 from pipeline.compute.decode.engine import Engine
-from pipeline.compute.decode.stopping import StopStrings
 from pipeline.compute.model.policy import Params
 from pipeline.types import Completion, RolloutName, RolloutRequest
 from tests import tiny
 from tests.pipeline.compute.decode.reference import CONFIG, NEW, REQUESTS, generate, recompute
-from tests.pipeline.compute.decode.test_engine import count_ties, same_bits
+from tests.pipeline.compute.decode.test_engine import count_ties
 from tests.samples import changed
 
 TEMPERATURE = CONFIG.rollout.temperature
@@ -156,14 +155,6 @@ def test_a_request_without_a_slot_is_truncated_to_no_tokens_and_can_be_repeated(
     names = {one.name for one in empty}
     found = sample(engine, continue_requests(empty))
     assert count_ties([one for one in whole if one.name in names], found) == 0
-    # A continued rollout that gets no slot keeps its tokens, labelled with the new version.
-    parts = [one for one in sampled if one.stop_reason == "truncated" and len(one.tokens)]
-    requests = continue_requests([*empty[:12], *parts])
-    later = sample(engine, requests, version=3, min_finished=1)[12:]
-    for one, before in zip(later, parts, strict=True):
-        assert (one.stop_reason, one.version) == ("truncated", 3)
-        assert (one.num_new, set(one.versions.tolist())) == (0, {2})
-        same_bits([one], [before])
 
 
 def test_tokens_of_the_partial_completion_count_in_the_limit(whole: list[Completion]):
@@ -172,22 +163,6 @@ def test_tokens_of_the_partial_completion_count_in_the_limit(whole: list[Complet
     (found,) = sample(keeping(), [dataclasses.replace(request, max_new_tokens=11)])
     np.testing.assert_array_equal(found.tokens, long.tokens[:11])
     assert found.stop_reason == "length"
-
-
-def test_a_stop_string_may_start_before_the_truncation(
-    whole: list[Completion], monkeypatch: pytest.MonkeyPatch
-):
-    engine = keeping()
-    # Its first seven tokens are different ones: the string does not occur earlier.
-    long = next(one for one in whole if len(set(one.tokens[:7].tolist())) == 7)
-    (request,) = [one for one in REQUESTS if one.name == long.name]
-    string = tiny.text_of(long.tokens[4:7])
-    assert len(string) == 3
-    monkeypatch.setattr(engine, "_stop_strings", StopStrings((string,), tiny.text_of))
-    for one in (request, *continue_requests([truncated(long, 6)])):
-        (found,) = sample(engine, [one])
-        assert found.stop_reason == "stop_string"
-        np.testing.assert_array_equal(found.tokens, long.tokens[:7])
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.compute.decode.schedule import Slots, groups
+from pipeline.compute.decode.schedule import Slots
 from pipeline.types import RolloutName, RolloutRequest
 
 
@@ -19,41 +19,11 @@ def requests(*sizes: int) -> list[RolloutRequest]:
     ]
 
 
-def test_requests_with_the_same_prompt_are_a_group_in_any_order():
-    all_requests = requests(2, 1, 2)
-    found = groups([all_requests[n] for n in (3, 0, 2, 4, 1)])
-    assert [len(group.prompt_tokens) for group in found] == [3, 1, 2]
-    assert [list(group.members) for group in found] == [[0, 3], [1, 4], [2]]
-
-
 def prefill(slots: Slots[str], name: str, *, rows: int = 1, bucket: int = 100) -> list[list[int]]:
     """Prefills the next prompts; the sizes of the prefilled groups by device."""
     _, by_device = slots.next_prefill(lambda _: bucket, lambda _: rows)
     slots.add_prefilled(name, by_device)
     return [[len(group.members) for group in own] for own in by_device]
-
-
-def test_a_prompt_is_prefilled_once_and_its_group_continues_when_slots_are_free():
-    slots: Slots[str] = Slots.of(requests(3, 2), shards=1, slots=2)
-    assert slots.needs_prefill()
-    assert prefill(slots, "first") == [[3]]
-    ((prefilled, assigned),) = slots.assign()
-    assert (prefilled, [(one.slot, one.member) for one in assigned]) == ("first", [(0, 0), (1, 1)])
-    # One member waits for a slot, so no prefill is needed.
-    assert not slots.needs_prefill()
-    assert slots.assign() == []
-    assert slots.release(np.array([False, True])) == [(1, 1)]
-    ((prefilled, assigned),) = slots.assign()
-    assert (prefilled, [(one.slot, one.member) for one in assigned]) == ("first", [(1, 2)])
-    assert not slots.needs_prefill()
-    assert slots.release(np.array([True, False])) == [(0, 0)]
-    assert slots.needs_prefill()
-    assert prefill(slots, "second") == [[2]]
-    slots.assign()
-    assert not slots.drained
-    slots.release(np.array([False, True]))
-    slots.assign()
-    assert slots.drained
 
 
 def test_each_prompt_goes_to_the_device_with_the_most_room():
@@ -63,18 +33,6 @@ def test_each_prompt_goes_to_the_device_with_the_most_room():
     slots.release(np.array([True, True, False, False]))
     # More requests are left than there are slots, so prompts are prefilled ahead.
     assert prefill(slots, "b", rows=2) == [[5, 9], [1, 1]]
-
-
-def test_compaction_keeps_the_order_and_needs_room():
-    slots: Slots[str] = Slots.of(requests(4), shards=1, slots=4)
-    prefill(slots, "a")
-    slots.assign()
-    slots.release(np.array([True, False, False, True]))
-    assert slots.compact(1) is None
-    kept = slots.compact(2)
-    assert kept is not None
-    assert kept.tolist() == [[1, 2]]
-    assert slots.occupants.tolist() == [[1, 2]]
 
 
 @given(

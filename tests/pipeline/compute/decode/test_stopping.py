@@ -12,11 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.compute.decode.stopping import StopStrings
-from pipeline.data.text.tokenizer import Tokenizer
-from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.types import Completion
 from tests import tiny
-from tests.demo_texts import write_tokenizer
 from tests.pipeline.compute.decode.reference import NEW, REQUESTS, generate
 from tests.pipeline.compute.decode.test_engine import same_bits
 from tests.samples import changed
@@ -72,21 +69,6 @@ def test_promise_2_the_end_is_independent_of_the_segment_length(
         texts = [letters(np.array(tokens[:end])) for end in range(1, len(tokens) + 1)]
         ends = [n for n, text in enumerate(texts, 1) if any(string in text for string in strings)]
         assert found == (ends[0] if ends else None)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
-
-
-def test_a_character_of_several_tokens_is_complete_with_the_last_one(tokenizer: Tokenizer):
-    snow = tokenizer.encode("tom ☃☃ é☃.").tolist()
-    assert len(snow) >= 15  # byte tokens: the characters have no pieces of their own
-    stops = StopStrings(("é☃",), tokenizer.decode)
-    end = check_by_segment(stops, snow, segment=4)
-    assert end is not None
-    assert tokenizer.decode(snow[:end]) == "tom ☃☃ é☃"
-    assert tokenizer.decode(snow[: end - 1]).endswith("é\ufffd\ufffd")
 
 
 @pytest.fixture(scope="module")

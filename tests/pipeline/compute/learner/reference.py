@@ -49,11 +49,13 @@ class Whole:
         return self.learned / (len(self.learned) * self.learned.sum(axis=1, keepdims=True))
 
 
-def _log_softmax(adapter: Params, base: Params, tokens: Any) -> jax.Array:
+def _log_softmax(
+    adapter: Params, base: Params, tokens: Any, temperature: float = CONFIG.rollout.temperature
+) -> jax.Array:
     forbidden = np.isin(np.arange(tiny.VOCAB), tiny.VOCABULARY.forbidden)
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     hidden, _ = tiny.policy(layers=2).bind(base, adapter)(jnp.asarray(tokens), positions)
-    scores = hidden @ base["embedder.input_embedding"].T / CONFIG.rollout.temperature
+    scores = hidden @ base["embedder.input_embedding"].T / temperature
     return jax.nn.log_softmax(jnp.where(forbidden, -jnp.inf, scores))
 
 

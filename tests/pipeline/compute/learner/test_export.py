@@ -14,11 +14,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from configs.model import Format
-from configs.schema import Config
 from pipeline.compute.learner import export as export_module
 from pipeline.compute.learner.export import Exporter, merged
 from pipeline.compute.learner.learner import Learner
-from pipeline.compute.learner.model_card import base_name, model_card
+from pipeline.compute.learner.model_card import model_card
 from pipeline.compute.model import weights
 from pipeline.compute.model.adapter_source import load_adapter
 from pipeline.compute.model.policy import Policy
@@ -54,8 +53,8 @@ def like(tmp_path: Path) -> Path:
 
 
 def exporter(learner: Learner, like: Path, **export: Any) -> Exporter:
-    run = {"dir": str(like.parent)}
     folder = RunFolder(like.parent / "tiny")
+    run = {"dir": str(like.parent)}
     return Exporter(
         learner.policy,
         learner.base,
@@ -91,6 +90,10 @@ FILES = {
 
 def test_promise_9_the_loaded_export_is_the_policy(tmp_path: Path, learner: Learner, like: Path):
     folder = tmp_path / "run" / "export"
+    # An earlier export, and what a process left that died during a replacement.
+    for name in ("export", ".export.replaced", "export.tmp"):
+        (folder.parent / name).mkdir(parents=True)
+        (folder.parent / name / "stale").write_text("old")
     report = exporter(learner, like).export(folder, **tuned(learner), examples=examples())
     assert report.folder == str(folder)
     assert report.tokens == 31
@@ -109,18 +112,6 @@ def test_promise_9_the_loaded_export_is_the_policy(tmp_path: Path, learner: Lear
     assert found_adapter.what == f"PEFT adapter {folder / 'adapter'}"
     for name, value in learner.state.adapter.items():
         np.testing.assert_array_equal(found_adapter.adapter[name], value)
-
-
-def test_an_export_that_does_not_fit_on_the_disk_leaves_the_one_before(
-    small_disk: Path, learner: Learner, like: Path
-):
-    folder = small_disk / "export"
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(b"the one before")
-    with pytest.raises(OSError, match=r"No space left on device: '.*/export.tmp'"):
-        exporter(learner, like).export(folder, **tuned(learner), examples=examples())
-    assert [path.name for path in small_disk.iterdir()] == ["export"]
-    assert (folder / "model.safetensors").read_bytes() == b"the one before"
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 0.02), ("bfloat16", 0.1)])
@@ -211,108 +202,6 @@ def test_the_export_of_a_multimodal_folder_has_its_other_parts_unchanged(
     assert check_folder(folder) == told.replace(str(like), str(folder))
 
 
-def test_the_model_card_has_the_measured_accuracy(tmp_path: Path, learner: Learner, like: Path):
-    writer = exporter(learner, like)
-    run = tmp_path / "tiny"
-    run.mkdir()
-    # The first measurement was repeated later.
-    measured = [("test_before", 0, 0.125), ("test_before", 0, 0.25), ("validation", 3, 0.5)]
-    for name, step, accuracy in [*measured, ("test_after", 7, 0.75)]:
-        ci95 = [0.125, 0.875]
-        RunFolder(run).journal("evaluated", name=name, step=step, accuracy=accuracy, n=8, ci95=ci95)
-    adapter = learner.state.adapter
-    writer.export(tmp_path / "export", adapter, version=7, examples=examples())
-    card = (tmp_path / "export" / "README.md").read_text()
-    shown = (
-        '---\ntags: ["grpo", "lora"]\n',
-        '\nlicense: "gemma"\n',
-        f"| base | `{like.name}`, float32, quantization none |",
-        "trained with GRPO for 7 steps",
-        "| test_before | 0 | 25.0% [12.5%, 87.5%] | 8 |",
-        "| test_after | 7 | 75.0% [12.5%, 87.5%] | 8 |",
-        "rank 3, alpha 6, standard",
-    )
-    assert [text for text in shown if text not in card] == []
-    for absent in (str(tmp_path), "| validation |", "| stop strings |", "| prefix of the model's"):
-        assert absent not in card
-    assert json.loads(card.split("```json\n")[1].split("```")[0])["learner"]["lr"] == 1e-2
-
-
-def card_of(config: Config, **facts: Any) -> str:
-    """The card of an export; `facts` replace those of a text model after one step."""
-    usual: dict[str, Any] = {"step": 1, "formats": ("hf",), "kind": "gemma3_text"}
-    return model_card(config, **{**usual, "dtype": "bfloat16", "multimodal": False, **facts})
-
-
-def test_the_model_card_says_that_the_model_is_untrained():
-    def card(step: int, *validated: int) -> str:
-        entries = [
-            {"name": "validation", "step": at, "accuracy": 0.0, "n": 8, "ci95": (0.0, 0.3)}
-            for at in validated
-        ]
-        return card_of(tiny.make_config(), step=step, evaluations=iter(entries))
-
-    why = "**This is the untrained model.** The export "
-    assert f"{why}is the untrained model because no validated version was better." in card(0, 0, 5)
-    assert f"{why}was written before training" in card(0, 0)
-    assert "This is the untrained model" not in card(5, 0, 5)
-
-
-def test_the_model_card_names_local_files_without_their_folders():
-    config = tiny.make_config(
-        run={"dir": "/home/me/runs"},
-        model={"path": "/home/me/models/gemma"},
-        lora={"start": "/home/me/adapters/first"},
-        data={
-            "train": {"path": "/home/me/data/train.jsonl"},
-            "test": {"path": "openai/gsm8k", "split": "test"},
-        },
-        rewards={"functions": [{"name": "style", "function": "/home/me/my_rewards.py:style"}]},
-        learner={"teacher": "/home/me/adapters/teacher", "distill_coef": 0.5},
-        prompt={"answer_prefix": "/think"},
-        eval={"metric": "style"},
-    )
-    entry = {"name": "test_after", "step": 1, "score": 0.5, "n": 7, "ci95": None, "metric": "style"}
-    card = card_of(config, evaluations=[entry])
-    assert "/home" not in card
-    shown = ("`gemma`, trained", '"first"', '"teacher"', "`train.jsonl`", "`openai/gsm8k`")
-    settings = ('"my_rewards.py:style"', '"dir": "runs"', '"answer_prefix": "/think"')
-    assert [text for text in (*shown, *settings) if text not in card] == []
-
-
-def test_the_model_card_names_the_base_as_on_the_hub():
-    config = tiny.make_config(
-        model={"path": "hf://google/gemma-3-1b-it@main"},
-        rollout={"stop_strings": ("</answer>", "\n\n")},
-        prompt={"answer_prefix": "<reasoning>\n"},
-    )
-    card = card_of(config, kind="gemma4_text", multimodal=True)
-    shown = (
-        '\nlicense: "apache-2.0"\n',
-        '\nbase_model: "google/gemma-3-1b-it"\n',
-        "`google/gemma-3-1b-it`, trained with GRPO",
-        "a multimodal model, of which only the text model is trained",
-        '| prefix of the model\'s turn | `"<reasoning>\\n"` |',
-        '| stop strings | `"</answer>"`, `"\\n\\n"` |',
-    )
-    assert [text for text in shown if text not in card] == []
-    assert base_name("hf://google/gemma-3-1b-it@main") == ("google/gemma-3-1b-it", "main")
-    assert base_name("/models/gemma") == ("/models/gemma", None)
-
-
-def test_an_existing_export_is_replaced(tmp_path: Path, learner: Learner, like: Path):
-    folder, writer = tmp_path / "export", exporter(learner, like)
-    folder.mkdir()
-    (folder / "stale").write_text("old")
-    # Left by a process that died during a replacement.
-    for name in (".export.replaced", "export.tmp"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "stale").write_text("older")
-    writer.export(folder, **tuned(learner), examples=examples())
-    assert {path.name for path in folder.iterdir()} == FILES
-    assert {path.name for path in tmp_path.iterdir()} == {"base", "export"}
-
-
 def test_promise_9_a_failed_verification_leaves_the_old_export(
     tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -331,13 +220,12 @@ def test_promise_9_a_failed_verification_leaves_the_old_export(
     assert (folder / "model.safetensors").read_bytes() == b"the one before"
 
 
-def no_room(*_: Any) -> Any:
-    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-
-
 def test_without_memory_for_a_second_model_parameters_are_compared(
     tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    def no_room(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
     monkeypatch.setattr(Policy, "load_base", no_room)
     writer, folder = exporter(learner, like), tmp_path / "export"
     report = writer.export(folder, **tuned(learner), examples=examples())
@@ -374,3 +262,63 @@ def test_a_quantized_base_is_exported_dequantized(tmp_path: Path, like: Path):
     stored = written["model.layers.0.self_attn.q_proj.weight"]
     stored = stored.reshape(4, 8, 24).transpose(0, 2, 1)
     assert float(jnp.abs(stored - exact).max()) > 1e-4
+
+
+def test_the_model_card_has_the_measured_accuracy(tmp_path: Path, learner: Learner, like: Path):
+    run = RunFolder(tmp_path / "tiny")
+    run.path.mkdir()
+    # The first measurement was repeated later.
+    measured = [("test_before", 0, 0.125), ("test_before", 0, 0.25), ("validation", 3, 0.5)]
+    for name, step, accuracy in measured:
+        ci95 = [0.125, 0.875]
+        run.journal("evaluated", name=name, step=step, accuracy=accuracy, n=8, ci95=ci95)
+    writer, adapter = exporter(learner, like), learner.state.adapter
+    writer.export(tmp_path / "export", adapter, version=7, examples=examples())
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert "trained with GRPO for 7 steps" in card
+    assert "| test_before | 0 | 25.0% [12.5%, 87.5%] | 8 |" in card
+    assert "| validation |" not in card
+    assert str(tmp_path) not in card
+    assert json.loads(card.split("```json\n")[1].split("```")[0])["learner"]["lr"] == 1e-2
+
+
+LOCAL: dict[str, dict[str, Any]] = {
+    "run": {"dir": "/home/me/runs"},
+    "model": {"path": "/home/me/models/gemma"},
+    "lora": {"start": "/home/me/adapters/first"},
+    "data": {"train": {"path": "/home/me/data/train.jsonl"}},
+    "rewards": {"functions": [{"name": "style", "function": "/home/me/my_rewards.py:style"}]},
+    "learner": {"teacher": "/home/me/adapters/teacher", "distill_coef": 0.5},
+}
+ON_THE_HUB: dict[str, dict[str, Any]] = {
+    "model": {"path": "hf://google/gemma-3-1b-it@main"},
+    "rollout": {"stop_strings": ("</answer>", "\n\n")},
+    "prompt": {"answer_prefix": "<reasoning>\n"},
+}
+
+
+@pytest.mark.parametrize(
+    ("tables", "facts", "shown"),
+    [
+        (LOCAL, {}, ("`gemma`, trained", '"teacher"', "`train.jsonl`", '"my_rewards.py:style"')),
+        (
+            ON_THE_HUB,
+            {"kind": "gemma4_text", "multimodal": True},
+            (
+                '\nlicense: "apache-2.0"\n',
+                '\nbase_model: "google/gemma-3-1b-it"\n',
+                "a multimodal model, of which only the text model is trained",
+                '| prefix of the model\'s turn | `"<reasoning>\\n"` |',
+                '| stop strings | `"</answer>"`, `"\\n\\n"` |',
+            ),
+        ),
+        ({}, {"step": 0}, ("**This is the untrained model.** The export was written before",)),
+    ],
+    ids=["local files without their folders", "base on the hub", "untrained"],
+)
+def test_the_model_card_says(tables: Any, facts: dict[str, Any], shown: tuple[str, ...]):
+    usual = {"step": 1, "formats": ("hf",), "kind": "gemma3_text", "multimodal": False}
+    card = model_card(tiny.make_config(**tables), dtype="bfloat16", **{**usual, **facts})
+    assert [text for text in shown if text not in card] == []
+    assert "/home" not in card
+    assert ("This is the untrained model" in card) == (facts.get("step") == 0)

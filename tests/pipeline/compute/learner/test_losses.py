@@ -1,4 +1,4 @@
-"""Gradients of the losses, and estimators of the KL; `test_objective` has the values by hand."""
+"""Gradients of losses, estimators of the KL; `test_objective` has values, also of the top k."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pipeline.compute.learner.batches import TopKLogprobs
 from pipeline.compute.learner.losses import (
     SAMPLED_KL,
     clipped_surrogate,
@@ -16,6 +17,8 @@ from pipeline.compute.learner.losses import (
     rollout_mean,
     weighted_sum,
 )
+from pipeline.compute.learner.topk import forward_kl, reverse_kl, top_k_logprobs
+from pipeline.compute.model.top_k import TopK
 
 RATIOS = np.array([[1.0, 1.5, 0.5], [1.0, 1.5, 0.5]])
 ADVANTAGES = np.array([[2.0] * 3, [-2.0] * 3])
@@ -34,20 +37,14 @@ def test_at_ratio_one_the_gradient_is_reinforce():
     logprobs = jnp.log(jnp.array([[0.1, 0.5, 0.9], [0.2, 0.3, 0.4]]))
     advantages = jnp.array([[1.5] * 3, [-0.5] * 3])
 
-    def grpo(x: jax.Array) -> jax.Array:
+    def both(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         log_ratio = x - jax.lax.stop_gradient(x)
-        return clipped_surrogate(log_ratio, advantages, low=0.2, high=0.2)[0].sum()
+        grpo, *_ = clipped_surrogate(log_ratio, advantages, low=0.2, high=0.2)
+        cispo, *_ = clipped_weight(log_ratio, x, advantages, low=1.0, high=4.0)
+        return grpo.sum(), cispo.sum()
 
-    def cispo(x: jax.Array) -> jax.Array:
-        log_ratio = x - jax.lax.stop_gradient(x)
-        return clipped_weight(log_ratio, x, advantages, low=1.0, high=4.0)[0].sum()
-
-    def reinforce(x: jax.Array) -> jax.Array:
-        return -(x * advantages).sum()
-
-    expected = jax.grad(reinforce)(logprobs)
-    np.testing.assert_allclose(jax.grad(grpo)(logprobs), expected, rtol=1e-6)
-    np.testing.assert_allclose(jax.grad(cispo)(logprobs), expected, rtol=1e-6)
+    for grad in jax.jacobian(both)(logprobs):
+        np.testing.assert_allclose(grad, -advantages, rtol=1e-6)
 
 
 # Row 0: two rollouts with prompts of one token and two and one learned tokens, then padding.
@@ -138,3 +135,21 @@ def test_the_weighted_sum_by_hand_ignores_nan():
     values = jnp.array([[1.0, jnp.nan, 3.0], [jnp.inf, 5.0, -1e30]])
     weights = jnp.array([[0.5, 0.0, 0.25], [0.0, 2.0, 0.0]])
     assert weighted_sum(values, weights) == 0.5 + 0.75 + 10.0
+
+
+def test_an_empty_tail_of_the_top_k_gives_no_nan():
+    # The first token has all mass, up to float32's rounding; then exactly all.
+    for gap in (20.0, 200.0):
+        near = jnp.zeros((1, 2, 12)).at[..., 0].set(gap)
+        far = jnp.zeros_like(near).at[..., 5].set(gap)
+        kept = top_k_logprobs(TopK(*jax.lax.top_k(jax.nn.log_softmax(near), 4)))
+        assert np.isfinite(kept.tail).all()
+
+        def both(x: jax.Array, kept: TopKLogprobs = kept) -> jax.Array:
+            gathered = jnp.take_along_axis(jax.nn.log_softmax(x), kept.tokens, axis=-1)
+            return (reverse_kl(gathered, kept) + forward_kl(gathered, kept)).sum()
+
+        (close, _), (distant, _) = found = [jax.value_and_grad(both)(x) for x in (near, far)]
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
+        np.testing.assert_allclose(close, 0, atol=1e-5)
+        assert distant > 10

@@ -9,18 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from configs.schema import Config
 from pipeline.compute.learner.optimizer import grpo_rate, make_optimizer, sft_rate
 from tests import tiny
-
-
-def config(**learner: Any) -> Config:
-    return tiny.make_config(learner=learner, budget={"steps": 10})
-
-
-def rates(count: int, **learner: Any) -> list[float]:
-    schedule = grpo_rate(config(**learner))
-    return [float(schedule(n)) for n in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -29,27 +19,16 @@ def rates(count: int, **learner: Any) -> list[float]:
         ({}, [8, 8, 8, 8, 8]),
         # The first update has a positive rate.
         ({"warmup_steps": 4}, [2, 4, 6, 8, 8, 8]),
-        ({"warmup_steps": 1}, [8, 8, 8]),
-        ({"schedule": "linear"}, [8, 7.2, 6.4, 5.6, 4.8, 4, 3.2, 2.4, 1.6, 0.8, 0, 0]),
-        ({"schedule": "linear", "decay_steps": 4}, [8, 6, 4, 2, 0, 0]),
-        (
-            {"schedule": "linear", "decay_steps": 4, "warmup_steps": 2},
-            [4, 8, 8, 4, 0, 0],
-        ),
-        (
-            {"schedule": "cosine", "decay_steps": 4},
-            [4 + 4 * np.cos(np.pi * n / 4) for n in range(5)],
-        ),
+        ({"schedule": "linear", "decay_steps": 4, "warmup_steps": 2}, [4, 8, 8, 4, 0, 0]),
+        ({"schedule": "cosine", "decay_steps": 2}, [8, 4, 0, 0]),
         # Warm-up and decay are counted in steps, for any number of updates per step.
         ({"warmup_steps": 2, "updates_per_batch": 2}, [2, 4, 6, 8, 8, 8]),
-        (
-            {"schedule": "linear", "decay_steps": 2, "updates_per_batch": 2},
-            [8, 6, 4, 2, 0],
-        ),
+        ({"schedule": "linear", "decay_steps": 2, "updates_per_batch": 2}, [8, 6, 4, 2, 0]),
     ],
 )
 def test_the_learning_rate_of_each_update(learner: dict[str, Any], expected: list[float]):
-    found = rates(len(expected), lr=8.0, **learner)
+    schedule = grpo_rate(tiny.make_config(learner={"lr": 8.0, **learner}))
+    found = [float(schedule(n)) for n in range(len(expected))]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -67,7 +46,8 @@ def test_each_phase_has_its_own_learning_rate():
 
 
 def test_the_gradient_is_clipped_by_its_global_norm_and_weights_decay():
-    made = config(lr=0.1, max_grad_norm=1.0, adam_b2=0.99, weight_decay=0.5)
+    settings = {"lr": 0.1, "max_grad_norm": 1.0, "adam_b2": 0.99, "weight_decay": 0.5}
+    made = tiny.make_config(learner=settings)
     optimizer = make_optimizer(made, grpo_rate(made))
     adapter = {"x": jnp.array([1.0]), "y": jnp.array([2.0])}
     grad = {"x": jnp.array([3.0]), "y": jnp.array([-4.0])}

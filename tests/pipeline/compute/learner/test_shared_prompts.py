@@ -15,8 +15,9 @@ from pipeline.compute.learner.learner import Learner
 from pipeline.compute.learner.programs import combined
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import by_row
-from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, Segment
+from pipeline.types import Rollout, RolloutName
 from tests import tiny
+from tests.samples import changed
 
 GROUPS = [(14, (28, 20, 17, 5)), (3, (9, 9, 2, 26)), (1, (4, 6, 1, 2)), (11, (20, 3, 7, 1))]
 """Tokens of each group's prompt and of its completions.
@@ -31,27 +32,19 @@ Values = dict[RolloutName, np.ndarray]
 
 
 def make_rollouts() -> list[Rollout]:
-    """Rollouts of random tokens with random advantages."""
-    rollouts = []
-    for number, (length, news) in enumerate(GROUPS):
-        prompt = RNG.integers(8, tiny.VOCAB, length).astype(np.int32)
-        for sample, new in enumerate(news):
-            completion = Completion(
-                name=RolloutName("train", 0, number, sample),
-                prompt_tokens=prompt,
-                segments=(
-                    Segment(
-                        RNG.integers(8, tiny.VOCAB, new).astype(np.int32),
-                        near_the_policy(new),
-                        version=0,
-                        adapter_sha256="",
-                    ),
-                ),
-                stop_reason="length",
+    """Rollouts of random tokens with random advantages; those of a group have the same prompt."""
+    found = []
+    for group, (prompt, news) in enumerate(GROUPS):
+        lengths, advantages = [(prompt, new) for new in news], RNG.standard_normal(len(news))
+        drawn = tiny.make_rollouts(lengths, advantages=advantages.tolist(), seed=group)
+        for sample, rollout in enumerate(drawn):
+            completion = replace(
+                changed(rollout.completion, logprobs=near_the_policy(news[sample])),
+                name=RolloutName("train", 0, group, sample),
+                prompt_tokens=drawn[0].completion.prompt_tokens,
             )
-            advantage = float(RNG.standard_normal())
-            rollouts.append(Rollout(completion, NO_TEXT, {"r": 0.0}, 0.0, advantage))
-    return rollouts
+            found.append(replace(rollout, completion=completion))
+    return found
 
 
 def near_the_policy(tokens: int) -> np.ndarray:

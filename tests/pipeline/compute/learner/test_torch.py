@@ -62,14 +62,7 @@ def test_the_merged_model_and_the_adapter_compute_the_policy(
     config = tiny.make_config(lora=LORA.model_dump(), model={"path": str(like)})
     pieces = tmp_path / "tokenizer.model"
     pieces.write_bytes(b"pieces")
-    writer = Exporter(
-        policy,
-        base,
-        config,
-        tiny.VOCABULARY,
-        like=like,
-        tokenizer=pieces,
-    )
+    writer = Exporter(policy, base, config, tiny.VOCABULARY, like=like, tokenizer=pieces)
     adapter = tiny.make_probe(policy)
     out = tmp_path / "export"
     writer.export(out, adapter, version=1, examples=examples())

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from pipeline.compute.builds import Building, BuildLog, Built, built_facts
 from pipeline.compute.device_memory import array_bytes, program_bytes, result_bytes
@@ -49,19 +48,6 @@ def test_a_compiled_program_is_read_from_the_cache():
         build({"unlike any other": partial(traced, factor)}, log=log)
     first, second = log.read().done
     assert (first.cached, second.cached) == (False, True)
-
-
-def test_a_compiler_error_is_raised(monkeypatch: pytest.MonkeyPatch):
-    compile_program = building.compile_program
-
-    def bad(name: str, *given: Any) -> jax.stages.Compiled:
-        if name == "bad":
-            raise ZeroDivisionError
-        return compile_program(name, *given)
-
-    monkeypatch.setattr(building, "compile_program", bad)
-    with pytest.raises(ZeroDivisionError):
-        build({name: partial(traced, 5.0) for name in ("good", "bad")})
 
 
 def test_progress_counts_from_1_to_a_total_that_is_known_before():

@@ -70,9 +70,11 @@ def whole(hidden: jax.Array, *, softcap: float | None, embedding: jax.Array = EM
     )
 
 
-def ours(hidden: jax.Array, *, head: Head, top_k: int = 0) -> Scores:
+def ours(
+    hidden: jax.Array, *, head: Head, embedding: jax.Array = EMBEDDING, top_k: int = 0
+) -> Scores:
     return score(
-        hidden, TARGETS, EMBEDDING, head=head, forbidden=MASK, gather_tokens=GATHERED, top_k=top_k
+        hidden, TARGETS, embedding, head=head, forbidden=MASK, gather_tokens=GATHERED, top_k=top_k
     )
 
 
@@ -105,16 +107,20 @@ def assert_equal(found: Scores, expected: Scores) -> None:
     )
 
 
-@cache
-def reference(softcap: float | None) -> tuple[Scores, jax.Array]:
-    """The scores from all logits at once, and the gradient of `total`."""
+def with_gradient(scored: Any, hidden: jax.Array = HIDDEN) -> tuple[jax.Array, Scores]:
+    """The gradient of `total`, and the scores."""
 
     def run(hidden: jax.Array) -> tuple[jax.Array, Scores]:
-        scores = whole(hidden, softcap=softcap)
+        scores = scored(hidden)
         return total(scores), scores
 
-    (_, scores), grad = jax.jit(jax.value_and_grad(run, has_aux=True))(HIDDEN)
-    return scores, grad
+    return jax.jit(jax.grad(run, has_aux=True))(hidden)
+
+
+@cache
+def reference(softcap: float | None) -> tuple[jax.Array, Scores]:
+    """The gradient of `total`, and the scores from all logits at once."""
+    return with_gradient(partial(whole, softcap=softcap))
 
 
 @pytest.mark.parametrize(
@@ -130,13 +136,8 @@ def test_values_and_gradients_are_those_of_the_whole_softmax_in_any_blocks_and_s
     tokens, vocab, softcap, on
 ):
     head = make_head(tokens=tokens, vocab=vocab, softcap=softcap, on=on)
-
-    def run(hidden: jax.Array) -> tuple[jax.Array, Scores]:
-        scores = ours(hidden, head=head, top_k=K)
-        return total(scores), scores
-
-    (_, found), grad = jax.jit(jax.value_and_grad(run, has_aux=True))(HIDDEN)
-    expected, wanted = reference(softcap)
+    grad, found = with_gradient(partial(ours, head=head, top_k=K))
+    wanted, expected = reference(softcap)
     assert_equal(found, expected)
     np.testing.assert_allclose(grad, wanted, rtol=1e-5, atol=1e-5)
 
@@ -202,19 +203,13 @@ def test_a_forbidden_target_gives_no_nan():
 
 
 def test_bfloat16_is_summed_in_float32():
-    half = HIDDEN.astype(jnp.bfloat16), EMBEDDING.astype(jnp.bfloat16)
-
-    def run(hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
-        found = score(
-            hidden, TARGETS, half[1], head=make_head(), forbidden=MASK, gather_tokens=GATHERED
-        )
-        return total(found), found.logprobs
-
-    exact = whole(half[0].astype(jnp.float32), softcap=None, embedding=half[1].astype(jnp.float32))
-    grad, found = jax.jit(jax.grad(run, has_aux=True))(half[0])
-    np.testing.assert_allclose(found, exact.logprobs, rtol=1e-5, atol=1e-5)
+    hidden, embedding = HIDDEN.astype(jnp.bfloat16), EMBEDDING.astype(jnp.bfloat16)
+    exact = whole(hidden.astype(jnp.float32), softcap=None, embedding=embedding.astype(jnp.float32))
+    scored = partial(ours, embedding=embedding, head=make_head())
+    grad, found = with_gradient(scored, hidden)
+    np.testing.assert_allclose(found.logprobs, exact.logprobs, rtol=1e-5, atol=1e-5)
     assert grad.dtype == jnp.bfloat16
-    _, expected = reference(None)
+    expected, _ = reference(None)
     error = np.linalg.norm(np.asarray(grad - expected, np.float32)) / np.linalg.norm(expected)
     assert error < 0.01
 

@@ -47,14 +47,6 @@ def test_matrices_are_within_the_rounding_error_and_nothing_else_changes(kind: s
             assert float(error) == 0, name
 
 
-def test_four_bit_codes_are_packed_two_to_a_byte():
-    codes = jnp.arange(16, dtype=jnp.uint4).reshape(2, 8)
-    kept = quantize.pack(codes)
-    assert (kept.shape, kept.dtype) == ((2, 4), jnp.uint8)
-    np.testing.assert_array_equal(kept[0], [0x10, 0x32, 0x54, 0x76])
-    np.testing.assert_array_equal(quantize.unpack(kept, jnp.dtype("uint4")), codes)
-
-
 def test_nf4_equals_qwix():
     values = jax.random.normal(jax.random.key(0), (4, 500)) / 2
     codes = quantize._nearest_nf4(values)

@@ -23,7 +23,8 @@ from tests import tiny
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "gemma3"
 ONE: dict[str, Any] = {"num_hidden_layers": 1}
-MANY: dict[str, Any] = ONE | {"devices": 8, "fsdp": 2, "tp": 2}
+MESH: dict[str, Any] = {"devices": 8, "fsdp": 2, "tp": 2}
+MANY = ONE | MESH
 
 
 RNG = np.random.default_rng(0)
@@ -51,7 +52,6 @@ def test_a_mesh_has_three_axes_and_data_has_the_remaining_devices():
         ("layers.0.attn.attn_vec_einsum.w", (4, 8, 24), (2, 8, 12)),
         ("layers.0.attn.attn_vec_einsum.w", (4, 8, 25), (2, 8, 25)),
         ("layers.11.mlp.gate_proj.kernel", (24, 40), (12, 20)),
-        ("layers.11.mlp.up_proj.kernel", (24, 40), (12, 20)),
         ("layers.11.mlp.down_proj.kernel", (40, 24), (20, 12)),
         ("layers.11.mlp.down_proj.kernel.array.qvalue", (40, 12), (20, 6)),
         ("layers.11.mlp.down_proj.kernel.array.scale", (1, 24), (1, 12)),
@@ -117,3 +117,29 @@ def test_a_folder_is_loaded_sharded():
     # One kv head and the norms are not sharded over tp.
     assert len(set(held.values())) == 1
     assert 0.25 * whole < held[jax.devices()[0]] < 0.3 * whole
+
+
+def test_per_layer_embeddings_in_host_memory_give_the_same_logits():
+    model: dict[str, Any] = tiny.GEMMA4 | {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 0,
+        **MESH,
+    }
+    table = "per_layer_embedder.embedding"
+    chips = tiny.make_policy(**model)
+    host = tiny.make_policy(embeddings_in_host=True, **model)
+    base = tiny.make_base(chips)
+    there = host.stored_base(base.items())
+    assert there[table].sharding.memory_kind == "pinned_host"
+    found, wanted = (
+        tiny.logits(policy, params, tiny.make_probe(policy), TOKENS)
+        for policy, params in ((host, there), (chips, base))
+    )
+    np.testing.assert_array_equal(found, wanted)
+    for (name, value), (_, exact) in zip(
+        host.parameters(there), chips.parameters(base), strict=True
+    ):
+        np.testing.assert_array_equal(value, exact, err_msg=name)
+    again = host.stored_base(there.items())
+    assert again[table] is there[table]
