@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from actors import placement
 from actors.placement import (
     NO_DEVICES,
     Lease,
     Node,
-    Reservation,
     assign,
     home_node,
     lease,
@@ -131,52 +128,3 @@ def test_a_run_begins_on_a_node_that_has_the_devices(
     else:
         with pytest.raises(ValueError, match=told):
             home_node(asked, found)
-
-
-class Ray:
-    """A cluster of nodes with `total` TPUs, some `used`; records the requested placement groups."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *total: float, **used: float) -> None:
-        self.total, self.used = total, used
-        self.requested: list[dict[str, Any]] = []
-        for name in ("alive_nodes", "available_resources_per_node", "placement_group"):
-            monkeypatch.setattr(placement, name, getattr(self, name))
-
-    def alive_nodes(self) -> list[Node]:
-        return nodes(*({"TPU": amount} for amount in self.total))
-
-    def available_resources_per_node(self) -> dict[str, dict[str, float]]:
-        return {
-            node.ident: {"TPU": node.resources["TPU"] - self.used.get(node.ident, 0.0)}
-            for node in self.alive_nodes()
-        }
-
-    def placement_group(self, bundles: list[dict[str, float]], **options: Any) -> None:
-        self.requested.append({"bundles": bundles, **options})
-
-    def reserve(self, *devices: int) -> Reservation:
-        return Reservation("run", [lease(TWO_HOSTS, count) for count in devices])
-
-
-@pytest.mark.parametrize(
-    ("total", "used", "strategy", "labels"),
-    [
-        ((8,), {}, "PACK", "a a"),
-        ((8, 8), {}, "SPREAD", "a !a"),  # not bound to b: Ray can place samplers elsewhere
-        ((8, 8), {"b": 8}, "PACK", "a a"),  # free devices come before those to wait for
-        ((8, 8), {"a": 8, "b": 8}, "SPREAD", "a !a"),
-    ],
-)
-def test_processes_are_requested_in_their_order_with_the_nodes_that_they_may_be_on(
-    monkeypatch: pytest.MonkeyPatch,
-    total: Sequence[float],
-    used: dict[str, float],
-    strategy: str,
-    labels: str,
-):
-    cluster = Ray(monkeypatch, *total, **used)
-    cluster.reserve(4, 2)
-    (request,) = cluster.requested
-    assert (request["bundles"], request["strategy"]) == ([{"TPU": 4}, {"TPU": 2}], strategy)
-    places = [selector["ray.io/node-id"] for selector in request["bundle_label_selector"]]
-    assert places == labels.split()

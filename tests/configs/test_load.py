@@ -107,12 +107,6 @@ def test_promise_8_six_mistakes_at_once(write: Write) -> None:
         assert line.startswith(start)
 
 
-def test_all_missing_tables_of_an_empty_file_are_reported(write: Write) -> None:
-    assert [line.split(": ")[1] for line in mistakes(write(""))] == [
-        *("model", "data", "rewards", "rollout", "budget"),
-    ]
-
-
 @pytest.mark.parametrize("preset", presets())
 def test_every_preset_loads_and_opens_with_its_command(preset: str) -> None:
     path = ROOT / preset

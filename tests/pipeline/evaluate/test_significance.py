@@ -58,23 +58,6 @@ def test_mcnemar_by_hand():
     assert (change.gained, change.lost, change.n) == (1, 7, 21)
 
 
-@given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30))
-def test_exchanging_before_and_after_mirrors_the_result(
-    both: int, gained: int, lost: int, neither: int
-):
-    if both + gained + lost + neither == 0:
-        return
-    before, after = _pairs(both=both, gained=gained, lost=lost, neither=neither)
-    there, back = compare_paired(before, after), compare_paired(after, before)
-    assert there.ci95 is not None
-    assert there.difference is not None
-    low, high = there.ci95
-    assert -1 <= low <= there.difference <= high <= 1
-    assert back.difference == -there.difference
-    assert back.ci95 == pytest.approx((-high, -low), abs=1e-12)
-    assert back.p == pytest.approx(there.p)
-
-
 def _answers(*rows: str) -> np.ndarray:
     """Bool `prompts samples` from rows such as "110"."""
     return np.array([[mark == "1" for mark in row] for row in rows])
@@ -106,16 +89,6 @@ def test_the_effective_number_of_answers_is_between_those_of_prompts_and_of_answ
     spread = measure_accuracy(_answers("1110", "0110", "0010", "1010"))
     # Means 3/4, 1/2, 1/4, 1/2 vary by 1/24: 4 * 1/4 * 24 = 24 answers' worth, of which 16 exist.
     assert spread.ci95 == pytest.approx(measure_accuracy(np.array([True, False] * 8)).ci95)
-
-
-def test_the_interval_of_clustered_answers_by_hand():
-    # Means 1, 1, 1/2, 0: share 5/8, variance between 11/48, so 4 * 15/64 * 48/11 = 45/11 answers.
-    n, z, share = 45 / 11, 1.959963984540054, 5 / 8
-    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5 / (1 + z**2 / n)
-    measured = measure_accuracy(_answers("11", "11", "10", "00"))
-    assert (measured.accuracy, measured.n) == (share, 4)
-    assert measured.ci95 == pytest.approx((middle - half, middle + half), abs=1e-12)
 
 
 def test_intervals_have_the_stated_coverage_for_clustered_samples():
