@@ -17,8 +17,7 @@ from packaging.utils import canonicalize_name
 from configs.load import load_config
 from configs.schema import Config
 from launch import doctor
-from launch.host import Host
-from launch.host_checks import Finding
+from launch.host_checks import Finding, Host
 
 PROJECT = Path(__file__).parents[2]
 GIB = 2**30

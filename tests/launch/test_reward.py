@@ -134,30 +134,6 @@ def test_cases_are_compared(config: Path, check: Check, capsys: pytest.CaptureFi
     ]
 
 
-def test_data_without_reference_answers(config: Path, check: Check):
-    for name in ("train", "test"):
-        write_rows(config.parent / f"{name}.jsonl", [{"question": f"{name} {n}"} for n in range(3)])
-    figures = check(functions("style"), status=0)
-    assert (figures["has_references"], figures["findings"]) == (False, [])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--form=<answer>"], ["--form '<answer>': must contain the word ANSWER"]),
-        (["--rows=0", "--steps=1:2"], ["--steps: needs --rollouts", "--rows 0: must be at least"]),
-        ([functions("closenes", "styl")], ["has no 'closenes'", "has no 'styl'"]),
-        ([functions("waits")], ["'waits' needs 'fifo': data.train has no such column"]),
-    ],
-)
-def test_mistakes_are_lines_with_status_2(
-    config: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: list[str]
-):
-    assert main([str(config), *arguments]) == 2
-    for line, part in zip(capsys.readouterr().err.splitlines(), told, strict=True):
-        assert part in line
-
-
 def test_a_check_loads_neither_jax_nor_ray_and_writes_nothing(config: Path):
     before = everything_below(config.parent)
     code = f"""

@@ -91,14 +91,3 @@ def test_steps_are_chosen_and_errors_fail(run: Path):
     assert (error["part"], error["cause"], error["count"]) == ("close", "raised", 3)
     assert "ZeroDivisionError" in error["first"]
     assert "planted_rewards.py:" in error["first"]
-
-
-def test_mistakes_are_lines_with_status_2(run: Path, capsys: pytest.CaptureFixture[str]):
-    for argument, line in (
-        ("--steps=7:", f"{run}/rollouts: no rollouts of the steps asked for; it has steps 1 to 2"),
-        ("--steps=all", "command line: --steps all: must be A:B, A: or :B"),
-        ("--rows=3", "command line: --rows: has no effect with --rollouts; remove one of them"),
-    ):
-        assert main(["small.toml", "--rollouts", str(run), argument]) == 2
-        (told,) = capsys.readouterr().err.splitlines()
-        assert told.startswith(line)

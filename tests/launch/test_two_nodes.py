@@ -1,27 +1,21 @@
-"""Runs on a cluster of several nodes with separate folders: placement, deaths, nodes exchanged."""
+"""A run on a cluster of two nodes with separate folders."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
-    Head,
     below,
-    family,
     finish,
-    launch,
     running_head,
     running_node,
     start_submission,
     submit,
-    wait_for_events,
     wait_until,
     write_config,
 )
@@ -54,31 +48,6 @@ def node_of(name: str, nodes: dict[str, int], command: subprocess.Popen[str]) ->
 
 def summary(run: Path) -> dict[str, object]:
     return dict(json.loads((run / "summary.json").read_bytes()))
-
-
-def test_a_run_survives_the_death_of_a_samplers_node(head: Head, tmp_path: Path):
-    config = write_config(tmp_path, name="finished")
-    run = tmp_path / "runs" / "finished"
-    with (
-        running_node(head, tmp_path / "second") as second,
-        running_node(head, tmp_path / "third") as third,
-    ):
-        nodes = {"head": head.process, "second": second, "third": third}
-        command = head.start(*launch("train", config, "--budget.steps=1"))
-        assert node_of("LearnerActor", nodes, command) == "head"
-        dying = node_of("SamplerActor", nodes, command)
-        assert dying != "head"
-        wait_for_events(run, "started", 1, command)
-        for process in reversed(family(nodes.pop(dying))):
-            with suppress(psutil.NoSuchProcess):  # it ended since
-                process.kill()
-        (left,) = nodes.keys() - {"head"}
-        assert node_of("SamplerActor", {left: nodes[left]}, command) == left
-        status, output = finish(command)
-        assert status == 0, output
-        assert output.count("; it is started again") >= 1, output
-
-    assert summary(run)["ended"] == "finished"
 
 
 def test_a_job_runs_on_a_node_with_the_devices_where_the_head_has_none(tmp_path: Path):

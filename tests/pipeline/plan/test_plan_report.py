@@ -67,7 +67,7 @@ def test_printed_figures_equal_the_json(found: Planned) -> None:
     assert f"download of ~{budget['download_gib']:.2f} GiB, assumed" in line(text, "  download of")
     for one in figures["changes"]:
         cells = [f"~{one['tokens_per_s']:,.0f}", f"~{one['gain']:+.0%}"]
-        cells += [f"~{one['gib']:.2f}", f"~{one['limit_gib']:.2f}", "settings"]
+        cells += [f"~{one['gib']:.2f}", f"~{one['limit_gib']:.2f}"]
         assert line(text, f"{one['change']}  ").removeprefix(one["change"]).split() == cells
 
 

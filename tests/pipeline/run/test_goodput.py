@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.run.goodput import TimeUse, time_lines, time_use
-from tests.run_process import Script
+from tests.run_process import Script, left_behind
 from tests.samples import make_config, make_data
 from tests.stub_workers import StubRun
 
@@ -142,3 +142,25 @@ def test_planted_delays_are_in_their_phases(tmp_path: Path):
         calls = sum(name.split()[0] == call for name in script.calls)
         assert calls * delay_s == pytest.approx(seconds[phase], rel=0.01), phase
     assert sum(seconds.values()) == pytest.approx(summary["wall_s"])
+
+
+# --- profiles
+
+
+def profiled(folder: Path, steps: str | None, **more: Any) -> StubRun:
+    return StubRun(make_config(folder, profile={"steps": steps}, budget={"steps": 4}), **more)
+
+
+def test_the_named_steps_are_profiled_and_their_results_are_the_same(tmp_path: Path):
+    plain, run = profiled(tmp_path / "plain", None), profiled(tmp_path / "profiled", "2-3")
+    assert (plain.run(), run.run()) == ("finished", "finished")
+    assert not (plain.folder.path / "profile").exists()
+    assert left_behind(run.folder)["rollouts"] == left_behind(plain.folder)["rollouts"]
+    assert run.worker.adapter == plain.worker.adapter
+    script = Script()
+    script.on["learner.update 2"] = script.stop.set
+    stopped = profiled(tmp_path / "stopped", "2-4", script=script)
+    assert stopped.run() == "interrupted"
+    for one in (run, stopped):
+        traced = sorted(path.name for path in (one.folder.path / "profile").iterdir())
+        assert traced == ["learner", "sampler_0"]

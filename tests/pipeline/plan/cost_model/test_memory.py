@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import pytest
 
+from pipeline.compute.decode.programs import DecodePrograms
+from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.model.architecture import architecture
 from pipeline.data.models.find_shape import shape_of
-from pipeline.data.models.hf_config import read_model_shape
+from pipeline.data.models.hf_config import FULL, SLIDING, read_model_shape
 from pipeline.plan.cost_model.memory import memory_beside, memory_during
 from pipeline.plan.cost_model.program_memory import ProcessArrays, program_memory
+from pipeline.plan.cost_model.programs import built_programs
 from tests import tiny
 from tests.pipeline.plan import presets
 
@@ -164,3 +169,33 @@ def test_tp_splits_heads_that_it_divides():
     (half, few), (whole, more) = (rings("gemma4_e4b", tp, "segment 64") for tp in (2, 4))
     assert whole == 4 * half  # twice the slots, twice the heads
     assert few < whole / 2 < more
+
+
+# --- programs
+
+
+ROW = 42
+WARM: dict[str, Any] = {
+    "run": {"phases": ("sft", "grpo")},
+    "sft": {"train": {"path": "train.jsonl"}, "steps": 3},
+    "learner": {"kl": "topk", "kl_coef": 0.1, "kl_top_k": 4},
+    "plan": {"slot_buckets": None, "prompt_buckets": (7,), "micro_batch_tokens": 2 * ROW},
+}
+FEW: dict[str, Any] = {"plan": {"slot_buckets": (1,)}}
+
+
+@pytest.mark.parametrize(
+    ("tables", "layers"),
+    [(WARM, (SLIDING, FULL)), (FEW, (SLIDING,)), (FEW, (FULL,))],
+    ids=["rings of two kinds and a warm start", "windows only", "no windows"],
+)
+def test_a_plan_counts_the_compiled_programs(
+    tables: dict[str, Any], layers: tuple[str, ...]
+) -> None:
+    config = tiny.make_config(**tables)
+    hf: dict[str, Any] = {"layer_types": list(layers), "num_hidden_layers": len(layers)}
+    policy = tiny.make_policy(**hf)
+    sampler = DecodePrograms(policy, config, tiny.VOCABULARY).programs
+    learner = LearnerPrograms(policy, config, tiny.VOCABULARY).programs
+    found = built_programs(config, read_model_shape(tiny.hf_config(**hf)))
+    assert sorted(found) == sorted([*sampler, *learner])
