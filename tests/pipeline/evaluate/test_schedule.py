@@ -159,7 +159,7 @@ def request(folder: Path, *, weight: float = 1.0, metric: str = "style") -> Conf
     part = {"name": "style", "function": "rewards.format:well_formed", "weight": weight}
     tables: dict[str, Mapping[str, Any]] = {
         "rewards": {"functions": [part]},
-        "alarms": {"excluded": "off"},
+        "alarms": {"off": ["excluded"]},
         "eval": {"every_steps": 1, "metric": metric},
         "budget": {"steps": len(SKILLS) - 1},
         "checkpoint": {"every_steps": 1},

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.run.goodput import TimeUse, time_lines, time_use
+from pipeline.run.goodput import time_use
 from tests.run_process import Script, left_behind
 from tests.samples import make_config, make_data
 from tests.stub_workers import StubRun
@@ -100,20 +100,6 @@ def test_a_process_that_ended_in_order_loses_a_step_that_did_not_end():
     kept = {"checkpoint": 1.0, "end": 2.0, "lost": 2.0 + 5.0}
     assert {**use.seconds, **kept} == use.seconds
     assert use.wall_s == 50.0
-
-
-def test_lines_have_the_rates():
-    speed = {"speed/useful_tokens_per_s_chip": 8.0, "speed/mfu": 0.4}
-    rows = [row(1, 26.0, **speed), row(2, 36.0, **{**speed, "speed/mfu": 0.2})]
-    use = time_use(rows, [started(16.0, **START), ended(36.0)])
-    shown = list(time_lines(use, cost={"usd": 2.5, "usd_per_mtoken_trained": 10.0}))
-    assert shown[0] == "where the time went: 40s, 1 start; first step done after 30s"
-    assert shown[-3:] == [
-        "goodput: 30.0% = 75.0% scheduling x 66.7% runtime x 60.0% program",
-        "speed: 8.0 trained tokens per second and chip; MFU 30.0%",
-        "cost: 2.50 dollars, 10.00 per million trained tokens",
-    ]
-    assert list(time_lines(TimeUse({}, []), cost={})) == []
 
 
 DELAYS = {

@@ -156,21 +156,6 @@ def test_gemma4_e4b_with_tp_is_near_the_compiled_programs(program, gib):
     assert found / GIB == pytest.approx(gib, rel=0.07)
 
 
-def test_tp_splits_heads_that_it_divides():
-    def rings(model, tp, program="empty"):
-        config = preset(model, plan__tp=tp, plan__segment_steps=16)
-        parts = program_memory(config, shape_of(config), program)
-        return parts["kv_local"] + parts["kv_global"], parts["temporaries"]
-
-    # Twice the rows on a chip, each with half of the heads; a single head is on each.
-    assert rings("gemma3_4b", 2)[0] == rings("gemma3_4b", 1)[0]
-    assert rings("gemma3_1b", 2)[0] == 2 * rings("gemma3_1b", 1)[0]
-    # Each of two chips has one of two kv heads. Each of four has both, and copies the one it reads.
-    (half, few), (whole, more) = (rings("gemma4_e4b", tp, "segment 64") for tp in (2, 4))
-    assert whole == 4 * half  # twice the slots, twice the heads
-    assert few < whole / 2 < more
-
-
 # --- programs
 
 

@@ -16,7 +16,6 @@ from pipeline.plan.cost_model.workload import (
     decode_schedule,
     mean_work,
     packed_positions,
-    training_work,
 )
 from pipeline.plan.lengths import Lengths
 from pipeline.plan.sizes import with_plan
@@ -93,17 +92,6 @@ def test_kept_rollouts_are_trained_once_and_others_generated_in_vain() -> None:
     assert dropped.continued == 0
     # The longest ones are dropped.
     assert dropped.trained_tokens < dropped.trained
-
-
-def test_a_cut_off_takes_fewer_steps_and_prefills_what_it_continues() -> None:
-    more = [("rollout.partial", "keep"), ("rollout.cut_off", "0.75")]
-    cut = preset("gemma3_1b", *more, ("learner.importance_cap", "2"))
-    works = [training_work(one, Lengths(160, 246.4)) for one in (preset("gemma3_1b"), cut)]
-    whole, part = (sum(n * m for n, m in one.mean.segments.items()) for one in works)
-    assert part < 0.9 * whole
-    # 32 prompts on 8 chips are one prefill; continued rollouts have longer prompts.
-    assert works[0].prefills == {192: 1}
-    assert sum(works[1].prefills.values()) > works[1].prefills[192] == 1
 
 
 def test_rows_are_packed_into_whole_micro_batches() -> None:
