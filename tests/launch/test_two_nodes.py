@@ -46,10 +46,6 @@ def node_of(name: str, nodes: dict[str, int], command: subprocess.Popen[str]) ->
     return found[0]
 
 
-def summary(run: Path) -> dict[str, object]:
-    return dict(json.loads((run / "summary.json").read_bytes()))
-
-
 def test_a_job_runs_on_a_node_with_the_devices_where_the_head_has_none(tmp_path: Path):
     """The usual form of KubeRay and `ray up`; the run's process reserves nothing itself."""
     config, run = write_config(tmp_path, name="placed"), tmp_path / "runs" / "placed"
@@ -71,4 +67,4 @@ def test_a_job_runs_on_a_node_with_the_devices_where_the_head_has_none(tmp_path:
         status, output = finish(command)
     assert status == 0, output
     assert "the run's process and folder will be on node " in output
-    assert summary(run)["ended"] == "finished"
+    assert json.loads((run / "summary.json").read_bytes())["ended"] == "finished"

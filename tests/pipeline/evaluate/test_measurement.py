@@ -15,7 +15,7 @@ from configs.schema import Config
 from pipeline.data.rows import TooLong
 from pipeline.data.splits import LoadedSplit
 from pipeline.data.text.tokenizer_files import read_tokenizer
-from pipeline.evaluate.comparison import answer_rows, document, lines
+from pipeline.evaluate.comparison import document, lines
 from pipeline.evaluate.examples import COUNT, recorded_examples
 from pipeline.evaluate.measurement import Measured, measure
 from pipeline.evaluate.protocol import data_facts, protocol
@@ -143,17 +143,6 @@ def test_a_reward_is_part_of_the_protocol(tmp_path: Path):
     part = {"name": "brief", "function": "a:b", "weight": 0.5}
     config = make_config(tmp_path, rewards={"functions": [part]}, eval={"metric": "brief"})
     assert protocol(config)["rewards"] == [{**part, "args": {}}]
-
-
-def test_each_answer_has_a_row(tmp_path: Path):
-    config, sampler = make_config(tmp_path), FakeAdapterSampler(Script())
-    base, tuned = run(config, [sampler], None, []), run(config, [sampler], TUNED, [])
-    rows = list(answer_rows(base, tuned))
-    found = [(row["set"], row["policy"], row["prompt_id"]) for row in rows]
-    assert found[4:7] == [("test", "base", 5), ("test", "tuned", 1), ("test", "tuned", 2)]
-    assert len(rows) == 2 * 7
-    assert rows[1] == {"set": "test", "policy": "base", **base.evaluations["test"].rows[1]}
-    assert len(list(answer_rows(base, None))) == 7
 
 
 # --- texts on which an export is compared
