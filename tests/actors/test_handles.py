@@ -7,12 +7,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 
 from actors.groups import ModelActors
-from actors.handles import ColocatedHandle, ModelHandle
+from actors.handles import ModelHandle
 from actors.placement import Reservation
-from pipeline.protocols import OutOfMemory, WorkerDied
 
 
 def fake_actor(**answers: Any) -> Any:
@@ -31,17 +30,6 @@ def fake_actor(**answers: Any) -> Any:
 
 def task_error(cause: Exception) -> RayTaskError:
     return RayTaskError("method", "traceback", cause)
-
-
-def test_an_error_of_the_actor_is_raised_unchanged_and_a_dead_process_is_named():
-    error = OutOfMemory("update", "no room")
-    worker = ColocatedHandle(fake_actor(update=task_error(error)), "learner")
-    with pytest.raises(OutOfMemory) as caught:
-        asyncio.run(worker.update([]))
-    assert caught.value is error
-    worker = ColocatedHandle(fake_actor(update=RayActorError()), "learner")
-    with pytest.raises(WorkerDied, match=r"^learner: its process ended unexpectedly$"):
-        asyncio.run(worker.update([]))
 
 
 def test_nodes_must_have_the_same_model():

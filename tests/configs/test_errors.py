@@ -28,7 +28,7 @@ WRONG = [
     ("lora.rank", "1e5", "= 100000.0: must be an integer, .* nearest valid: 16384"),
     ("lora.rank", "none", '= "none": must be an integer, .* default: 32'),  # not optional
     ("learner.lr", "nan", "= nan: must be a finite number, above 0 and at most 10; default: 5e-05"),
-    ("rewards.shuffle", "yes", '= "yes": must be true or false; nearest valid: true'),
+    ("rewards.shuffle", "yes", '= "yes": must be true or false; default: '),
     ("learner.schedule", "cosinus", '= "cosinus": must be one of "constant", .* valid: "cosine"'),
     ("run.name", "my run", "a string of letters, digits, '.', .* at most 200 characters"),
     ("run.name", "x " * 100, f'= "{"x " * 28}...: must be a string'),
