@@ -1,4 +1,4 @@
-"""Submission of a job: refused requests, and what a cluster refuses, as one sentence."""
+"""Submission of a job: what a cluster refuses, as one sentence; the files of the user in it."""
 
 from __future__ import annotations
 

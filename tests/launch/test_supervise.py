@@ -1,4 +1,4 @@
-"""The parent of a run: what is started again, with which arguments, and what ends."""
+"""The parent of a run: what is started again, and what ends; what the run tells it of progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of versions of a run, and what `launch.evaluate` and `launch.export` make of them."""
+"""Names of versions of a run, what `launch.evaluate` and `launch.export` make of them; `--push`."""
 
 from __future__ import annotations
 

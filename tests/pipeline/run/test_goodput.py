@@ -1,3 +1,5 @@
+"""Where the time of a run goes: phases, goodput, speed, cost; and profiles."""
+
 from __future__ import annotations
 
 from dataclasses import replace
