@@ -1,4 +1,4 @@
-"""The console: lines without a terminal, a view on one, and `status.json`."""
+"""The console: lines without a terminal, a view on one, `status.json`, the line of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The analytic memory model: by hand, against the caches themselves, and its monotonicity."""
+"""The analytic memory model: by hand, and against the caches; the programs that are counted."""
 
 from __future__ import annotations
 
