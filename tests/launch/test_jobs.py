@@ -130,7 +130,7 @@ def test_leased_tpus_without_a_tpu_are_refused(head, tmp_path):
     status, output = head.run(*launch("train", config, *settings))
     assert status == 2, output
     assert "needs 4 tpu device(s)" in output
-    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "runs" / "pretended").exists()
 
 
 # --- a cluster of two nodes with separate folders
