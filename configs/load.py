@@ -18,7 +18,6 @@ from configs.conflicts import problems, without
 from configs.errors import ABSENT, ConfigError, Mistake, explain_validation, value_at
 from configs.errors import Path as KeyPath
 from configs.overrides import Override, apply_overrides
-from configs.resume import refuse_unknown_keys
 from configs.schema import Config
 from configs.settings import find_setting
 from configs.short_forms import completed, long_form
@@ -89,7 +88,7 @@ def read_config(path: str | Path, overrides: Sequence[Override] = ()) -> ReadCon
     file relative to its folder, `run.dir` and paths in `overrides` relative to `configs.base.home`.
 
     Raises:
-        ConfigError: if the file cannot be read, or an earlier version wrote the run folder.
+        ConfigError: if the file cannot be read.
     """
     tree, unknown = apply_overrides(_read(Path(path)), overrides)
     tree, assumed = completed(tree, name=Path(path).stem)
@@ -189,11 +188,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _read_run(folder: Path) -> dict[str, Any]:
     try:
-        found = read_saved_config(folder / "config.json")
+        return read_saved_config(folder / "config.json")
     except FileNotFoundError:
         raise ConfigError(f"{folder}: not a run folder: it has no config.json") from None
-    refuse_unknown_keys(found, folder)
-    return found
 
 
 def _validate(

@@ -12,7 +12,6 @@ from configs.toml_text import show_value
 
 _TYPO_RATIO = 0.9
 """Similarity above which a key of the same name is the only suggestion."""
-_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def nearest_value(setting: Setting, value: object) -> str | None:
@@ -23,8 +22,6 @@ def nearest_value(setting: Setting, value: object) -> str | None:
             value = float(value)  # in quotes
     choices = node.get("enum", [node["const"]] if "const" in node else [])
     by_name = {str(choice).lower(): choice for choice in choices}
-    if setting.type == "boolean":
-        by_name = _BOOLEANS
     for name in difflib.get_close_matches(str(value).lower(), by_name, n=1, cutoff=0.5):
         return show_value(by_name[name])
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**63:

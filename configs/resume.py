@@ -143,20 +143,6 @@ def change_lines(changes: Iterable[Change]) -> str:
     )
 
 
-def refuse_unknown_keys(saved: Mapping[str, Any], folder: Path) -> None:
-    """Refuses the saved configuration of a run folder if it has keys that the schema lacks.
-
-    Raises:
-        ConfigError: naming the folder and these keys.
-    """
-    unknown = [key for key, _ in _flatten(saved) if find_setting(key.split(".")) is None]
-    if unknown:
-        raise ConfigError(
-            f"{folder} was written by an earlier version of gemma-grpo (its config.json has "
-            f"{', '.join(unknown)}); start another run with --run.name"
-        )
-
-
 def _on_resume(key: str) -> OnResume:
     if key.startswith(f"{_FUNCTIONS}."):
         return "rewards"  # parts are compared by name, which is no key of the schema

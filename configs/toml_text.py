@@ -6,7 +6,6 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from datetime import date, time
 
 PASSWORD = re.compile(r"(?<=://)[^@\s]*:[^@\s]*@")
 """User and password, or key and secret, of a URL; a secret key may contain slashes."""
@@ -40,8 +39,6 @@ def show_value(value: object) -> str:
     if isinstance(value, Mapping):
         pairs = (f"{_show_key(str(key))} = {show_value(item)}" for key, item in value.items())
         return f"{{{', '.join(pairs)}}}"
-    if isinstance(value, date | time):
-        return value.isoformat()
     return repr(value)
 
 

@@ -20,8 +20,7 @@ from launch.exits import EXIT_FAILED, exit_status, print_lines, say
 from launch.flags import add_json, command_flags, json_file, write_figures
 
 if TYPE_CHECKING:
-    from launch.host import Host
-    from launch.host_checks import Finding
+    from launch.host_checks import Finding, Host
 
 DESCRIPTION = """\
 Check this host: versions, TPU chips and who uses them, Ray, memory and disk, clock, model and data,
@@ -45,7 +44,7 @@ def _run(argv: Sequence[str] | None) -> int:
     config = load_config(command.path, command.overrides, say=say) if command.path else None
     file = json_file(command.flags)
     # Imported late: `--help` and mistakes in the configuration need none of it.
-    from launch.host import Host
+    from launch.host_checks import Host
 
     found = list(examine(Host.of_this_process(), config))
     print_lines(lines(found))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 from configs.base import is_handle
 from configs.schema import Config
-from launch.host import Host, existing_parent
-from launch.host_checks import Finding, State
+from launch.host_checks import Finding, Host, State
 from launch.preparation import check_devices, check_start, check_targets
 from launch.submit import GENERATE, has_token
 from pipeline.data.load import locate_data
@@ -100,10 +98,9 @@ def _room(host: Host, config: Config) -> Iterator[Finding]:
         yield Finding("memory", "fault", shown, remedy)
     else:
         yield Finding("memory", "ok", shown)
-    needs = {RunFolder.of(config).path: sum(planned.disk_gib.values())}
+    yield _disk(host, RunFolder.of(config).path, sum(planned.disk_gib.values()))
     if is_handle(config.model.path) and not (cache := _hub_cache(config.model.path)).exists():
-        needs[cache] = planned.download_gib
-    yield from _disks(host, needs)
+        yield _disk(host, cache, planned.download_gib)
 
 
 def _memory_gib(case: PlanCase, chosen: SizedPlan) -> float:
@@ -119,19 +116,14 @@ def _memory_gib(case: PlanCase, chosen: SizedPlan) -> float:
     return needed
 
 
-def _disks(host: Host, needs: Mapping[Path, float]) -> Iterator[Finding]:
-    """The free space of each file system against the GiB that folders need."""
-    disks: dict[int, list[Path]] = defaultdict(list)
-    for path in needs:
-        disks[existing_parent(path).stat().st_dev].append(path)
-    for paths in disks.values():
-        free, needed = host.free_bytes(paths[0]) / GIB, sum(needs[path] for path in paths)
-        shown = f"{free:.1f} GiB free at {paths[0]}; a whole run needs at most {needed:.2f}"
-        if free >= needed:
-            yield Finding("disk", "ok", shown)
-        else:
-            remedy = "make space, or set run.dir or HF_HOME to a folder on a larger disk"
-            yield Finding("disk", "fault", shown, remedy)
+def _disk(host: Host, path: Path, needed: float) -> Finding:
+    """The free space at a folder against the GiB that it needs."""
+    free = host.free_bytes(path) / GIB
+    shown = f"{free:.1f} GiB free at {path}; a whole run needs at most {needed:.2f}"
+    if free >= needed:
+        return Finding("disk", "ok", shown)
+    remedy = "make space, or set run.dir or HF_HOME to a folder on a larger disk"
+    return Finding("disk", "fault", shown, remedy)
 
 
 def _hub_cache(handle: str) -> Path:

@@ -102,7 +102,7 @@ async def prepare(
             return Prepared(sizes, ready, refused)
         before = sizes
         for error in errors:
-            sizes = sizes.at_most(reduced(config, before, error).to_json())
+            sizes = sizes.at_most(reduced(config, before, error))
             name = _size_of(error)
             refused.setdefault(name, error)
             display.say(f"plan.{name} = {getattr(before, name)}: {error}")

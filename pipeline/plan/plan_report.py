@@ -87,12 +87,11 @@ def plan_report(found: Planned) -> tuple[Figures, list[str]]:
         "budget": _budget(found) if found.plan.fits else None,
         "changes": [_change(one, found) for one in found.changes],
     }
-    by_settings = any(one.settings for one in found.changes)
     text = _TEXT.get_template("plan.txt").render(
         **figures,
         loading_copies=LOADING_COPIES,
         parts=[name.replace("kv_", "KV ") for name in PARTS],
-        nothing_helps=not (found.plan.fits or by_settings or found.verified),
+        nothing_helps=not (found.plan.fits or found.changes or found.verified),
     )
     return figures, text.splitlines()
 

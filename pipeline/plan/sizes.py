@@ -36,11 +36,10 @@ class Sizes:
         """The sizes of a configuration that sets both."""
         return Sizes(config.slots, config.micro_batch_rows * config.row_tokens)
 
-    def at_most(self, bounds: Mapping[str, int]) -> Sizes:
-        """These sizes, each reduced to its bound if it is larger; a size without a bound stays."""
-        return Sizes(
-            **{name: min(size, bounds.get(name, size)) for name, size in vars(self).items()}
-        )
+    def at_most(self, other: Sizes) -> Sizes:
+        """Of each size the smaller one."""
+        tokens = min(self.micro_batch_tokens, other.micro_batch_tokens)
+        return Sizes(min(self.slots, other.slots), tokens)
 
     def to_json(self) -> dict[str, int]:
         """The sizes as `plan.json` and the journal store them."""

@@ -20,7 +20,6 @@ from configs.resume import (
     altering_changes,
     is_accepted,
     refusal,
-    refuse_unknown_keys,
 )
 from configs.schema import Config
 from configs.toml_text import show_value
@@ -74,8 +73,8 @@ class RunFolder:
 
         Raises:
             ValueError: if another process holds the folder, if its run has other settings (with
-                the old and new value of each changed key) or comes from an earlier version, or if
-                the path is no folder, or one of other things.
+                the old and new value of each changed key), or if the path is no folder, or one of
+                other things.
             DamagedFileError: if a file that a resume reads does not parse or is missing.
         """
         if self.is_locked:
@@ -89,7 +88,6 @@ class RunFolder:
                 raise ValueError(f"{self.path} is not empty and not a run; choose another run.name")
             return
         saved = self.saved_config
-        refuse_unknown_keys(saved, self.path)
         changes = [
             change
             for change in altering_changes(saved, json.loads(config_to_json(config)))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from ray.exceptions import RayTaskError
 
-from actors import placement
+from actors.groups import ModelActors
+from actors.handles import ModelHandle
 from actors.placement import (
     NO_DEVICES,
     Lease,
@@ -133,50 +136,38 @@ def test_a_run_begins_on_a_node_that_has_the_devices(
             home_node(asked, found)
 
 
-class Ray:
-    """A cluster of nodes with `total` TPUs, some `used`; records the requested placement groups."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *total: float, **used: float) -> None:
-        self.total, self.used = total, used
-        self.requested: list[dict[str, Any]] = []
-        for name in ("alive_nodes", "available_resources_per_node", "placement_group"):
-            monkeypatch.setattr(placement, name, getattr(self, name))
-
-    def alive_nodes(self) -> list[Node]:
-        return nodes(*({"TPU": amount} for amount in self.total))
-
-    def available_resources_per_node(self) -> dict[str, dict[str, float]]:
-        return {
-            node.ident: {"TPU": node.resources["TPU"] - self.used.get(node.ident, 0.0)}
-            for node in self.alive_nodes()
-        }
-
-    def placement_group(self, bundles: list[dict[str, float]], **options: Any) -> None:
-        self.requested.append({"bundles": bundles, **options})
-
-    def reserve(self, *devices: int) -> Reservation:
-        return Reservation("run", [lease(TWO_HOSTS, count) for count in devices])
+# --- the same model on all nodes
 
 
-@pytest.mark.parametrize(
-    ("total", "used", "strategy", "labels"),
-    [
-        ((8,), {}, "PACK", "a a"),
-        ((8, 8), {}, "SPREAD", "a !a"),  # not bound to b: Ray can place samplers elsewhere
-        ((8, 8), {"b": 8}, "PACK", "a a"),  # free devices come before those to wait for
-        ((8, 8), {"a": 8, "b": 8}, "SPREAD", "a !a"),
-    ],
-)
-def test_processes_are_requested_in_their_order_with_the_nodes_that_they_may_be_on(
-    monkeypatch: pytest.MonkeyPatch,
-    total: Sequence[float],
-    used: dict[str, float],
-    strategy: str,
-    labels: str,
-):
-    cluster = Ray(monkeypatch, *total, **used)
-    cluster.reserve(4, 2)
-    (request,) = cluster.requested
-    assert (request["bundles"], request["strategy"]) == ([{"TPU": 4}, {"TPU": 2}], strategy)
-    places = [selector["ray.io/node-id"] for selector in request["bundle_label_selector"]]
-    assert places == labels.split()
+def fake_actor(**answers: Any) -> Any:
+    """A Ray actor: what each of its methods returns, or raises."""
+
+    def method(answer: Any) -> Any:
+        async def remote(*_: Any, **__: Any) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return SimpleNamespace(remote=remote)
+
+    return SimpleNamespace(**{name: method(answer) for name, answer in answers.items()})
+
+
+def task_error(cause: Exception) -> RayTaskError:
+    return RayTaskError("method", "traceback", cause)
+
+
+def test_nodes_must_have_the_same_model():
+    def start(*found: Any) -> None:
+        """Starts a process on each node, which finds or does not find the model."""
+        workers = [
+            ModelHandle(fake_actor(find_model=one, node=f"node {number}"), f"sampler {number}")
+            for number, one in enumerate(found)
+        ]
+        asyncio.run(ModelActors(cast("Reservation", None), workers).started())
+
+    start("same", "same")
+    with pytest.raises(FileNotFoundError, match=r"^no folder /m; this is on node 1, where sampler"):
+        start("same", task_error(FileNotFoundError("no folder /m")))
+    with pytest.raises(ValueError, match="the weights on node 1 differ from those on node 0; put"):
+        start("one", "two")

@@ -91,8 +91,5 @@ def test_the_settings_help_describes_each_setting() -> None:
     for setting in settings():
         assert f"--{setting.path} {setting.allowed};" in text
         assert setting.description in text
-    assert "learner: The GRPO update" in text
-    assert "default: 5e-05. peak learning rate of AdamW" in text
-    assert "--data.train a table, or its path; required. training prompts" in text
     assert "default: that of the function. name in metrics and rollouts" in text
     assert "--budget.steps an integer, at least 1; optional. number of steps after" in text

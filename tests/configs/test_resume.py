@@ -11,7 +11,6 @@ from configs.resume import (
     Change,
     altering_changes,
     change_lines,
-    code_changes,
     diff_configs,
     hardware_changes,
     hardware_id,
@@ -140,14 +139,6 @@ def test_changed_rewards_are_named_by_part_with_both_values(small: Path) -> None
     # `--accept rewards` does not cover other settings.
     refused = [one for one in changes if not is_reward_change(one)]
     assert change_lines(refused) == "  lora.rank: was 32, now 8"
-
-
-def test_changed_code_is_named_by_part() -> None:
-    old_code = {"correct": "0" * 64, "format": "1" * 64, "gone": "2" * 64}
-    new_code = {"correct": "3" * 64, "format": "1" * 64, "added": "2" * 64}
-    changed = ("rewards.functions.correct.code", "0" * 12, "3" * 12)
-    assert code_changes(old_code, new_code) == [changed]
-    assert is_reward_change(changed)
 
 
 def test_an_unset_metric_is_that_of_the_run(small: Path) -> None:

@@ -70,10 +70,6 @@ def misnamed(text: str) -> float:
     return 1.0
 
 
-def waits(completion: str, *, fifo: str) -> float:
-    return 1.0
-
-
 def hangs(completion: str) -> float:
     while True:
         pass

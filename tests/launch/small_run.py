@@ -91,11 +91,11 @@ def write_request(folder: Path, *, tokenizer: Path) -> Path:
     return path
 
 
-def write_checkpoint(run: Path, step: int, *, adapter: str = "a") -> None:
+def write_checkpoint(run: Path, step: int) -> None:
     """Writes what names a checkpoint of a run folder, without its arrays."""
     facts = run / "checkpoints" / str(step) / "facts" / "metadata"
     facts.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"version": step, "adapter_sha256": adapter, "meta": {}})
+    text = json.dumps({"version": step, "adapter_sha256": "a", "meta": {}})
     facts.write_text(text, encoding="utf-8")
 
 

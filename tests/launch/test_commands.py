@@ -131,7 +131,13 @@ MISTAKES = {
         (["nowhere"], "nowhere: no such folder"),
         (["moved/rollouts"], "neither a run folder nor a folder of runs"),
     ],
-    "reward": [(["small.toml", "--cases=none.jsonl"], "command line: --cases: no file none.jsonl")],
+    "reward": [
+        (["small.toml", "--cases=none.jsonl"], "command line: --cases: no file none.jsonl"),
+        (["small.toml", "--form=<answer>"], "--form '<answer>': must contain the word ANSWER"),
+        (["small.toml", "--steps=1:2"], "--steps: needs --rollouts"),
+        (["small.toml", "--rollouts", "moved", "--steps=all"], "all: must be A:B, A: or :B"),
+        (["small.toml", "--rollouts", "moved", "--rows=3"], "has no effect with --rollouts"),
+    ],
     "submit": [
         (["--no-wait"], "CONFIG.toml is missing"),
         (["small.toml", "--dry-run"], "--dry-run: not possible for a job"),

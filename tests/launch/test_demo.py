@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from random import Random
 
 import pytest
 import sentencepiece
@@ -15,29 +14,12 @@ from safetensors.numpy import load_file
 
 from configs.load import load_config
 from launch.demo import queues, task
-from launch.demo.task import ErrorRates, Problem, solution
 from launch.demo.tiny import TAGS, write_tokenizer
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from tests.launch.cluster_fixtures import PROJECT
 from tests.launch.small_run import write_rows
 
 BASE = PROJECT / "launch" / "demo" / "tiny_gemma3"
-
-
-@pytest.mark.parametrize(
-    ("terms", "rates", "steps", "answer"),
-    [
-        ((14, 27, -8), ErrorRates(carry=1), "14+27=31 31-8=33", 33),
-        ((40, 10, -3), ErrorRates(operator=1), "40-10=30 30+3=33", 33),
-        ((52, 17), ErrorRates(carry=1, operator=1), "52-17=45", 45),
-    ],
-)
-def test_mistakes_by_hand(
-    terms: tuple[int, ...], rates: ErrorRates, steps: str, answer: int
-) -> None:
-    problem = Problem(question="", terms=terms, answer=sum(terms))
-    written = f"<reasoning>{steps}</reasoning><answer>{answer}</answer>"
-    assert solution(problem, Random(0), rates) == written
 
 
 def test_splits_are_disjoint_and_those_of_the_repository(tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 from packaging.utils import canonicalize_name
+from safetensors.numpy import load_file, save_file
 
 from configs.load import load_config
 from configs.schema import Config
-from launch import doctor
-from launch.host import Host
-from launch.host_checks import Finding
+from launch import doctor, preparation, train
+from launch.host_checks import Finding, Host
+from tests.launch.small_run import everything_below
 
 PROJECT = Path(__file__).parents[2]
 GIB = 2**30
@@ -242,3 +243,45 @@ def test_the_command_writes_what_it_shows(
     assert "hf://owner/tiny is not completely in the cache" in model["finding"]
     assert model["remedy"].startswith("connect to the network")
     assert "fault(s)" in shown.splitlines()[-1]
+
+
+# --- damaged models: the dry run and the doctor name what is damaged
+
+WEIGHTS, NORM = "model.safetensors", "model.norm.weight"
+
+
+def cut_short(model: Path) -> None:
+    (model / WEIGHTS).write_bytes((model / WEIGHTS).read_bytes()[:500])
+
+
+def without_norm(model: Path) -> None:
+    tensors = load_file(model / WEIGHTS)
+    del tensors[NORM]
+    save_file(tensors, model / WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("damage", "flags", "told"),
+    [
+        (cut_short, (), f"{WEIGHTS} is damaged: "),
+        (lambda model: (model / WEIGHTS).unlink(), (), f"lacks {WEIGHTS}"),
+        (without_norm, (), f"missing: {NORM} (8,)"),
+        (lambda _: None, ("--lora.targets=x",), "'x' matches no whole module path"),
+    ],
+)
+def test_dry_run_and_doctor_name_what_is_damaged(
+    request_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[Path], None],
+    flags: tuple[str, ...],
+    told: str,
+):
+    monkeypatch.setattr(preparation, "check", lambda _: [])  # no reward processes
+    damage(request_path.parent / "model")
+    before = everything_below(request_path.parent)
+    for main, more, status in ((train.main, ["--dry-run"], 2), (doctor.main, [], 1)):
+        assert main([str(request_path), *flags, *more]) == status
+        shown = capsys.readouterr()
+        assert told in " ".join((shown.err + shown.out).split())
+    assert everything_below(request_path.parent) == before

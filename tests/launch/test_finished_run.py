@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pipeline.run.run_folder import RunFolder
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
     VALIDATED,
@@ -19,7 +23,6 @@ from tests.launch.cluster_fixtures import (
     launch,
     write_config,
 )
-from tests.pipeline.run.wandb_files import WandbFiles
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]
 
@@ -28,20 +31,48 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def wandb_records(file: Path) -> list[dict[str, Any]]:
+    """What W&B's own reader finds in a `.wandb` file: by `type`, the content under that name."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "wandb", "leet", "inspect", "--json", str(file)],
+        env=os.environ | {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120.0,
+        check=False,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 def test_wandb_has_every_step_and_the_result(finished: Path):
-    """What W&B's own reader finds; the run was offline."""
-    found = WandbFiles(finished)
-    by_step = {row["step"]: row for row in found.rows if "step" in row}
-    assert list(by_step) == [row["step"] for row in found.folder.metrics]
-    for row in found.folder.metrics:
+    folder, wandb = RunFolder(finished), finished / "wandb"
+    (name,) = {entry["wandb_id"] for entry in folder.events("started")}
+    (file,) = wandb.glob(f"*run-*-{name}*/run-{name}.wandb")
+    records = wandb_records(file)
+    *_, last = folder.events("wandb")
+    sync = f"wandb sync {wandb}/offline-run-*-{name}*"
+    assert (last["uploaded"], last["sync"]) == (False, sync)
+
+    def of(kind: str) -> list[dict[str, Any]]:
+        return [record[kind] for record in records if record["type"] == kind]
+
+    assert of("run")[0]["config"]["update"]["run"]["name"] == "finished"
+    rows = [record["item"] for record in of("history")]
+    by_step = {row["step"]: row for row in rows if "step" in row}
+    assert list(by_step) == [row["step"] for row in folder.metrics]
+    for row in folder.metrics:
         numbers = {key: value for key, value in row.items() if not isinstance(value, str)}
         assert numbers == {key: by_step[row["step"]][key] for key in numbers}
-    final = found.folder.summary
+    (tested,) = [row for row in rows if row.get("eval/test_after/version") == 2]
+    summary = {key: value for one in of("summary") for key, value in one.get("update", {}).items()}
+    final = folder.summary
     assert final is not None
-    assert found.summary["ended"] == "finished"
-    assert found.summary["eval/after/accuracy"] == final["eval"]["after"]["accuracy"]
-    recorded = {record["text"] for record in found.folder.read_rollouts("step_000001")}
-    table = found.table(by_step[1])
+    assert summary["ended"] == "finished"
+    assert summary["eval/after/accuracy"] == final["eval"]["after"]["accuracy"]
+    assert tested["eval/test_after/accuracy"] == final["eval"]["after"]["accuracy"]
+    recorded = {record["text"] for record in folder.read_rollouts("step_000001")}
+    (file,) = wandb.glob(f"offline-run-*/files/{by_step[1]['rollouts.path']}")
+    table = json.loads(file.read_text())
     at = table["columns"].index("text")
     assert {line[at] for line in table["data"]} <= recorded
 

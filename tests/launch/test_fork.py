@@ -17,7 +17,6 @@ from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.learner import Learner
 from pipeline.run.run_folder import RunFolder
 from tests import tiny
-from tests.launch.small_run import write_best
 
 ROLLOUTS = tiny.make_rollouts([(3, 20), (3, 17), (9, 25), (12, 28)], advantages=[1, -1, 0.5, -0.5])
 STEP = 2
@@ -81,26 +80,7 @@ def test_a_fork_begins_with_adapter_and_optimizer_state_under_other_settings(
     assert learner.state.version == 1
 
 
-def test_the_last_and_the_best_version_can_be_forked(
-    tmp_path: Path, other: tuple[Path, list[np.ndarray]]
-):
+def test_a_fork_has_no_other_start(tmp_path: Path, other: tuple[Path, list[np.ndarray]]):
     run, _ = other
-    write_best(run, 2)
-    for which in ("@last", "@best", ""):
-        config = forked(config_of(tmp_path, run, which))
-        assert config.lora.start == str(run / "checkpoints" / "2")
-    shutil.rmtree(run / "checkpoints" / "2")
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint 2; .* the best adapter"):
-        forked(config_of(tmp_path, run, "@best"))
-
-
-def test_a_mistake_is_a_sentence(tmp_path: Path, other: tuple[Path, list[np.ndarray]]):
-    run, _ = other
-    elsewhere = config_of(tmp_path, run, lora={"start": "/elsewhere"})
-    for config, told in (
-        (config_of(tmp_path, run, "@7"), r"run\.fork: .*/a has no checkpoint 7; there are 2, last"),
-        (config_of(tmp_path, Path("nowhere")), r"run\.fork: no run folder .*nowhere"),
-        (elsewhere, r"lora\.start: run\.fork gives the initial adapter"),
-    ):
-        with pytest.raises((ValueError, FileNotFoundError), match=told):
-            forked(config)
+    with pytest.raises(ValueError, match=r"lora\.start: run\.fork gives the initial adapter"):
+        forked(config_of(tmp_path, run, lora={"start": "/elsewhere"}))

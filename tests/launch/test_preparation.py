@@ -12,7 +12,7 @@ from configs.load import load_config
 from configs.schema import Config
 from launch import preparation
 from launch.flags import SUBMITTED
-from launch.preparation import Prepared, check_devices, finished, placed, prepare
+from launch.preparation import Prepared, check_devices, finished, prepare
 from pipeline.run.run_folder import RunFolder
 
 
@@ -145,20 +145,3 @@ def test_given_chips_replace_the_count_of_this_machine(
     told = r"^run\.tpu_chips = 8: a cluster counts .* `ray start --resources='\{\"TPU\": 8\}'`$"
     with pytest.raises(ValueError, match=told):
         check_devices(config(8))
-
-
-def test_a_run_has_the_chosen_placement_and_a_resume_keeps_it(
-    request_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    eight = {"plan.platform": "tpu", "plan.learner_devices": "8"}
-    unset = dict.fromkeys(("plan.slots", "plan.micro_batch_tokens", "plan.slot_buckets"), "none")
-    auto = load_config(request_path, [*eight.items(), *unset.items(), ("plan.placement", "auto")])
-    found = placed(auto)
-    assert found.plan.placement in {"colocated", "split"}
-    assert 'with plan.placement = "auto" this run has plan.placement = ' in capsys.readouterr().out
-    colocated = [("plan.placement", "colocated"), ("plan.fsdp", "2")]
-    other = load_config(request_path, [*eight.items(), *unset.items(), *colocated])
-    folder = RunFolder.of(other)
-    folder.create(other)
-    folder.close()
-    assert placed(auto) == other != found

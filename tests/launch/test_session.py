@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import signal
 from contextlib import closing
 from math import nan
@@ -13,10 +15,10 @@ import pytest
 
 from actors.groups import RunActors
 from configs.schema import Config
+from launch.exits import exit_status
 from launch.preparation import Prepared, check_same_code
 from launch.resume import record_changes
 from launch.session import _coordinate, _Session, _tracker
-from launch.source import code_version
 from launch.stop import Stop
 from pipeline.budget import Budget, used_s
 from pipeline.clock import Clock, PhaseClock
@@ -90,17 +92,6 @@ class Session:
     def stop_at(self, call: str, number: signal.Signals = signal.SIGINT) -> None:
         """Sends a signal before a call of a worker."""
         self.script.on[call] = lambda: self.stop._on_signal(number)
-
-
-def test_a_resume_with_other_code_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    config, disk = make_config(tmp_path), Disk()
-    first = Session(config, disk)
-    first.stop_at("learner.update 0")
-    first.run()
-    monkeypatch.setattr("launch.session.code_version", lambda: "0.2+1")
-    Session(config, disk).run()
-    (entry,) = first.events("code_changed")
-    assert (entry["before"], entry["now"]) == (code_version(), "0.2+1")
 
 
 def test_a_signal_gives_its_exit_status_and_the_run_resumes(
@@ -227,3 +218,66 @@ def test_changed_code_of_a_reward_is_refused_until_it_is_accepted(tmp_path: Path
     # The next start finds the accepted code.
     check_same_code(folder, new, accept=())
     assert record_changes(folder, config, new, step=9) == []
+
+
+# --- a disk that is full while one kind of file is written
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+STEPS: dict[str, Any] = {"budget": {"steps": 4}}
+
+
+def fill(monkeypatch: pytest.MonkeyPatch, name: str, after: int) -> None:
+    """Makes writes of a file fail, after some successful ones, once a part of it is written."""
+    opened, left = Path.open, [after]
+
+    def open_file(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if path.name in {name, f"{name}.tmp"} and mode[0] in "aw":
+            left[0] -= 1
+            if left[0] < 0:
+                with opened(path, mode[0] + "b") as file:
+                    file.write(b'{"step": 3, "torn')
+                raise FULL
+        return opened(path, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", open_file)
+
+
+def raise_full() -> None:
+    raise FULL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        ("config.json", 0),
+        ("journal.jsonl", 4),
+        ("metrics.jsonl", 2),
+        ("a file", 0),
+    ],
+)
+def test_a_full_disk_ends_with_one_sentence_and_the_run_resumes(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    after: int,
+):
+    whole = Session(make_config(tmp_path / "whole", **STEPS), Disk())
+    assert whole.run() == 0
+    config, disk = make_config(tmp_path / "full", **STEPS), Disk()
+    capsys.readouterr()
+    session = Session(config, disk)
+    if name == "a file":  # of a checkpoint
+        session.script.on["learner.save 2"] = raise_full
+    fill(monkeypatch, name, after)
+    assert exit_status(session.run) == 1
+    monkeypatch.undo()
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert f"{name} cannot be written: No space left on device" in sentence
+    assert "give the same command again" in sentence
+    again = Session(config, disk)
+    assert exit_status(again.run) == 0
+    assert left_behind(again.folder) == left_behind(whole.folder)
+    assert list(again.folder.path.rglob("*.tmp")) == []

@@ -1,9 +1,10 @@
-"""Submission of a job: refused requests, and what a cluster refuses, as one sentence."""
+"""Submission of a job: what a cluster refuses, as one sentence; the files of the user in it."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -11,8 +12,10 @@ from threading import Thread
 
 import pytest
 
-from launch import submit
+from launch import source, submit
 from launch.exits import Failure
+from launch.source import copy_user_files
+from rewards.resolve import uploaded
 
 VERSION = json.dumps({"version": "4", "ray_version": "2.60.0"})
 TRACEBACK = "Traceback (most recent call last):\n  File a.py\nValueError: the package is too large"
@@ -96,3 +99,52 @@ def test_a_token_is_sent_where_there_is_one_and_only_its_owner_reads_it(
     submit.use_token()
     assert os.environ.pop("RAY_AUTH_MODE") == "token"
     assert token.stat().st_mode & 0o777 == 0o600
+
+
+# --- the user's files in the upload
+
+
+FILES = {
+    "my_rewards.py": "import helpers\nfrom rewards.base import score\n",
+    "helpers.py": "def late():\n    import lazy.inner.deep\n",
+    "lazy/inner/deep.py": "def broken(:\n",
+    "words.txt": "not a module",
+    "rewards.py": "",  # never imported: the project has a package of this name
+    "rewards/mine.py": "",
+    ".venv/lib/site-packages/numpy/__init__.py": "",
+    "env/pyvenv.cfg": "",
+    "env/lib/numpy/__init__.py": "",
+    "other/own.py": "import near_it, helpers\n",
+    "other/parts/one.py": "",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return tmp_path
+
+
+def copies(folder: Path, *functions: str) -> set[str]:
+    root = folder / ".upload"
+    shutil.rmtree(root, ignore_errors=True)
+    copy_user_files(functions, folder, root)
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+HERE = {"helpers.py", "lazy/inner/deep.py", "my_rewards.py", "other/own.py", "other/parts/one.py"}
+
+
+def test_the_python_files_of_a_user_are_uploaded(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    assert copies(folder, "rewards.format:well_formed") == set()
+    assert copies(folder, "my_rewards:near", "rewards.format:well_formed") == HERE
+    # Those beside a reward file travel to their own folder.
+    functions = [f"{folder}/other/own.py:f", f"{folder}/other/own.py:g", "/gone/gone.py:f"]
+    own = uploaded(folder / "other", Path())
+    assert copies(folder, *functions) == HERE | {f"{own}/own.py", f"{own}/parts/one.py"}
+    monkeypatch.setattr(source, "_MOST_FILES", 4)
+    with pytest.raises(ValueError, match="more than 4 Python files"):
+        copies(folder, "my_rewards:near")

@@ -1,12 +1,13 @@
-"""The parent of a run: what is started again, with which arguments, and what ends."""
+"""The parent of a run: what is started again, and what ends; what the run tells it of progress."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,12 @@ import pytest
 
 from configs.schema import Faults
 from launch.exits import EXIT_CLUSTER_LOST, EXIT_DIED, EXIT_FAILED, EXIT_REPORTED
+from launch.progress import watched
 from launch.supervise import _Supervisor, supervise
 from pipeline.budget import used_s
+from pipeline.clock import Heartbeat, PhaseClock
+from pipeline.protocols import WorkerDied
+from pipeline.run.console import Console
 from pipeline.run.run_folder import RunFolder
 from tests.samples import make_config
 
@@ -159,3 +164,64 @@ def test_how_long_a_run_may_be_without_progress(tmp_path: Path):
             folder.write_metrics({"step": 1, "time/step_s": longest_s})
         supervisor = _Supervisor(ARGV, config)
         assert (supervisor._stuck_s(slow=False), supervisor._stuck_s(slow=True)) == limits_s
+
+
+# --- what the process tells its parent about progress
+
+
+QUIET_S = 1e6
+
+
+def reported(
+    monkeypatch: pytest.MonkeyPatch,
+    heartbeat: Callable[[], Awaitable[Heartbeat]],
+    *,
+    phase: str = "sample",
+) -> tuple[bool, bool]:
+    """Whether about 50 reports have told progress, and that the run is slow."""
+    monkeypatch.setattr("launch.progress._EVERY_S", 0.0)
+    phases, console = PhaseClock(lambda: QUIET_S), Console()
+
+    async def work() -> tuple[bool, bool]:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        return console.status.progress > 0, console.status.slow
+
+    with phases.during(phase):
+        phases.now = lambda: 2 * QUIET_S
+        processes = {"sampler 0": heartbeat}
+        return asyncio.run(watched(work(), processes, phases=phases, console=console))
+
+
+@pytest.mark.parametrize(
+    ("beat", "phase", "moves", "slow"),
+    [
+        (Heartbeat("decode", 0.0), "sample", True, False),
+        (Heartbeat("decode", QUIET_S), "sample", False, False),
+        (Heartbeat("compile", QUIET_S), "loading", False, True),
+        (Heartbeat(), "device_wait", True, False),  # for as long as others hold the devices
+    ],
+)
+def test_the_progress_of_any_process_is_the_runs(
+    monkeypatch: pytest.MonkeyPatch, beat: Heartbeat, phase: str, moves: bool, slow: bool
+):
+    async def heartbeat() -> Heartbeat:
+        return beat
+
+    assert reported(monkeypatch, heartbeat, phase=phase) == (moves, slow)
+
+
+def test_a_process_that_does_not_answer_makes_no_progress_and_a_death_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async def silent() -> Heartbeat:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    assert reported(monkeypatch, silent) == (False, False)
+
+    async def dead() -> Heartbeat:
+        raise WorkerDied("sampler 0", "its process ended unexpectedly")
+
+    with pytest.raises(WorkerDied, match=r"^sampler 0: its process ended unexpectedly$"):
+        reported(monkeypatch, dead)

@@ -112,21 +112,6 @@ def test_promise_3_the_run_of_a_lost_host_is_fetched(
     assert started == []
 
 
-def test_a_damaged_journal_is_reported_once(request_path: Path, capsys: pytest.CaptureFixture[str]):
-    folder = RunFolder.of(load_config(request_path))
-    folder.create(load_config(request_path))
-    folder.journal("started", wandb_id=None, data={}, elapsed_s=1.0)
-    folder.journal("ended")
-    folder.write_summary({"ended": "finished", "steps": 3, "deadline_s": None})
-    folder.close()
-    journal = folder.path / "journal.jsonl"
-    journal.write_text(journal.read_text().replace('"started"', "started", 1))
-    for more in ([], ["--accept=rewards"], ["--extend=5"]):
-        assert train.main([str(request_path), *more]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"{journal}, line 1: not a JSON object")
-
-
 def test_mistakes_of_all_kinds_are_reported_at_once(
     request_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ):
@@ -168,34 +153,6 @@ def test_mistakes_of_all_kinds_are_reported_at_once(
     for part in parts:
         assert [line for line in lines if line.startswith(part)], (part, lines)
     assert len(lines) == len(parts)
-
-
-def test_a_misspelt_table_gives_no_traceback(request_path: Path, refused: Refused):
-    text = request_path.read_text(encoding="utf-8")
-    for table in ("model", "data", "rewards", "rollout", "plan", "budget", "wandb"):
-        request_path.write_text(text.replace(f"[{table}]", f"[{table}x]"), encoding="utf-8")
-        assert any(f": {table}x: unknown; did you mean {table}?" in line for line in refused())
-
-
-def test_checks_that_depend_on_a_wrong_setting_are_skipped(refused: Refused):
-    (line,) = refused("--data.answer_colum", "gone", "--data.train.path", "train.jsonl")
-    assert line.startswith("command line: --data.answer_colum: unknown; did you mean --data.answer")
-    (line,) = refused("--model.path", "gs://bucket/model", "--rollout.stop_tokens", '["<eot>"]')
-    assert line.startswith('command line: --model.path = "gs://bucket/model": gs://')
-
-
-def test_devices_of_this_machine_are_checked_unless_the_run_is_submitted(
-    request_path: Path, refused: Refused, started: list[Prepared], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.delenv("GEMMA_GRPO_SUBMITTED", raising=False)
-    (line,) = refused("--plan.platform", "tpu")
-    assert line.startswith("plan.platform = 'tpu' needs 2 TPU, and this machine has 0; no other")
-    for variable in ("RAY_ADDRESS", "GEMMA_GRPO_SUBMITTED"):
-        with monkeypatch.context() as submitted:
-            submitted.setenv(variable, "1")
-            assert train.main([str(request_path), "--plan.platform", "tpu", "--dry-run"]) == 0
-    assert started == []
 
 
 def test_a_dry_run_prints_what_would_run_and_leaves_nothing_behind(
@@ -241,15 +198,6 @@ def test_a_changed_setting_is_refused_with_both_values_or_accepted_by_its_name(
     ]
     assert train.main([str(request_path), *rate, "--accept", "learner.lr"]) == 0
     assert started[0].config.learner.lr == 1e-4
-
-
-def test_a_run_in_use_by_another_process(ended: Callable[..., RunFolder], refused: Refused):
-    folder = ended()
-    folder.create(load_config(folder.path.parents[1] / "small.toml"))
-    folder.status.write_text('{"pid": 12, "host": "tpu-1"}')
-    (line,) = refused()
-    assert line.startswith("another process (by status.json 12 on tpu-1) is using ")
-    folder.close()
 
 
 def test_extend_adds_to_a_finished_run_only(

@@ -128,17 +128,8 @@ def mean_work(
     """The mean work of steps with `count` new completions each; see `decode_schedule`.
 
     With few completions the longest one and its position vary, so the mean is over several steps
-    with different lengths. With a cut-off as many steps go before them.
-
-    Args:
-        count: number of completions.
-        mean: mean tokens of a completion.
-        cap: most tokens of a completion.
-        sizes: slots of a device, decreasing.
-        segment_steps: decode steps of a segment.
-        shards: number of devices.
-        cut_off: share of the requests that must finish; None: all.
-        keeps: whether the others are requested again in the next step.
+    with different lengths. With a cut-off, the share of the requests that must finish, as many
+    steps go before them; if it `keeps` the others, they are requested again in the next step.
     """
     steps = math.ceil((_AVERAGED if cut_off is None else _AVERAGED_CUT_OFF) / count)
     lengths = completion_lengths(steps * count, mean=mean, cap=cap)

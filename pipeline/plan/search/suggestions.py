@@ -6,7 +6,6 @@ them, so no suggestion is refused later.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,13 +14,7 @@ from configs.errors import ConfigError
 from configs.load import validated
 from configs.schema import Config
 from configs.toml_text import show_value
-from pipeline.plan.cost_model.hardware import TOPOLOGIES, topology_of
-from pipeline.plan.search.fitting import (
-    PlanCase,
-    SizedPlan,
-    choose_placement,
-    plan_again,
-)
+from pipeline.plan.search.fitting import PlanCase, SizedPlan, plan_again
 
 Settings = Mapping[str, Any]
 """Values by dotted key; None removes the setting."""
@@ -35,13 +28,11 @@ _CUT_OFFS = (0.9, 0.75)
 _MIN_GAIN = 0.01
 _HALVINGS = 3
 """How many times a number is halved."""
-_MAX_MORE_CHIPS = 8
-"""Topologies of up to this multiple of the chips are tried."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change, planned again; without settings it needs other hardware."""
+    """Settings to change, and the plan with them."""
 
     text: str
     settings: Settings
@@ -62,9 +53,8 @@ def suggestions(case: PlanCase, plan: SizedPlan) -> list[Change]:
     """Settings of a plan that fits with a gain of a percent or more, else those that make it fit.
 
     Gains are in decreasing order; given sizes stay as they are under every change, and planning
-    them is a change of its own. What makes a plan fit is ordered by kind: the smallest sufficient
-    change of each setting, or several settings together if no single one is enough; the smallest
-    sufficient topology of each kind.
+    them is a change of its own. What makes a plan fit is the smallest sufficient change of each
+    setting, or several settings together if no single one is enough.
     """
     if plan.fits:
         tried = _tried(case, plan, _speed_settings(case.config, plan))
@@ -78,7 +68,7 @@ def suggestions(case: PlanCase, plan: SizedPlan) -> list[Change]:
     found = [one for one in fitting if one is not None]
     if not found:
         found = _combined(case, plan, [changes[-1] for changes in series if changes])
-    return [*found, *_topologies(case)]
+    return found
 
 
 def settings_text(settings: Settings) -> str:
@@ -166,25 +156,3 @@ def _combined(case: PlanCase, plan: SizedPlan, changes: Sequence[Settings]) -> l
         if best.plan.fits:
             return [best]
         settings, share = dict(best.settings), best.memory_share
-
-
-def _topologies(case: PlanCase) -> Iterator[Change]:
-    """The smallest sufficient topology of each kind: more chips of the same, as many of another."""
-    own = case.topology
-    found = set[str]()
-    for name, topology in TOPOLOGIES.items():
-        kind = re.split(r"[-x]\d+$", name)[0]
-        same = topology.chip.name == own.chip.name
-        fewer = topology.chips <= own.chips if same else topology.chips < own.chips
-        more = topology.chips > _MAX_MORE_CHIPS * own.chips
-        other_platform = topology.chip.platform != own.chip.platform
-        if other_platform or fewer or more or kind in found:
-            continue
-        other = replace(case, topology=topology_of(case.config, name))
-        try:
-            best = choose_placement(other).compared[0]
-        except ValueError:
-            continue  # no placement on it suits the configuration
-        if best.fits:
-            found.add(kind)
-            yield Change(f"--topology {name} ({best.name})", {}, other, best)

@@ -16,7 +16,6 @@ from pipeline.evaluate.conversation import (
     QuestionError,
     Reply,
     read_question,
-    side_by_side,
 )
 from tests.pipeline.evaluate.test_measurement import FakeAdapterSampler
 from tests.run_process import Script
@@ -61,17 +60,3 @@ def test_a_question_is_the_only_column_or_a_json_object():
     for text in ("x", "[1]", '{"a": 1}', '{"a": 1, "b": 2, "c": 3}'):
         with pytest.raises(QuestionError, match=re.escape('write {"a": "...", "b": "..."}')):
             read_question(text, columns=("a", "b"))
-
-
-def test_replies_are_shown_in_columns():
-    left = Reply("base", "one two three\n\nfour", 4, ended=True)
-    right = Reply("tuned", "a\tb \x1b[31m", 3, ended=False)
-    assert list(side_by_side([left, right], width=23)) == [
-        "base       | tuned",
-        "---------- | ----------",
-        "one two    | a   b",
-        "three      | \ufffd[31m",
-        "           | (3 tokens,",
-        "four       | cut off)",
-        "(4 tokens) |",
-    ]

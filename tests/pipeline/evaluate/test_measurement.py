@@ -14,10 +14,13 @@ import pytest
 from configs.schema import Config
 from pipeline.data.rows import TooLong
 from pipeline.data.splits import LoadedSplit
-from pipeline.evaluate.comparison import answer_rows, document, lines
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.evaluate.comparison import document, lines
+from pipeline.evaluate.examples import COUNT, recorded_examples
 from pipeline.evaluate.measurement import Measured, measure
 from pipeline.evaluate.protocol import data_facts, protocol
 from pipeline.rollout.mismatch import MismatchError
+from pipeline.run.run_folder import RunFolder
 from pipeline.types import Completion, DecodeWork, OpenedAdapter, RolloutRequest
 from tests.run_process import Script
 from tests.samples import CharTokenizer, completion, make_config, make_prompts
@@ -142,12 +145,23 @@ def test_a_reward_is_part_of_the_protocol(tmp_path: Path):
     assert protocol(config)["rewards"] == [{**part, "args": {}}]
 
 
-def test_each_answer_has_a_row(tmp_path: Path):
-    config, sampler = make_config(tmp_path), FakeAdapterSampler(Script())
-    base, tuned = run(config, [sampler], None, []), run(config, [sampler], TUNED, [])
-    rows = list(answer_rows(base, tuned))
-    found = [(row["set"], row["policy"], row["prompt_id"]) for row in rows]
-    assert found[4:7] == [("test", "base", 5), ("test", "tuned", 1), ("test", "tuned", 2)]
-    assert len(rows) == 2 * 7
-    assert rows[1] == {"set": "test", "policy": "base", **base.evaluations["test"].rows[1]}
-    assert len(list(answer_rows(base, None))) == 7
+# --- texts on which an export is compared
+
+
+DEMO = Path(__file__).parents[3] / "launch" / "demo" / "tiny_gemma3"
+DEMO_TOKENIZER = read_tokenizer(DEMO)
+
+
+def test_texts_of_the_run_are_compared(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    folder.rollouts.mkdir()
+    assert recorded_examples(folder, DEMO_TOKENIZER, max_tokens=20) == ()
+    folder.write_rollouts("step_000002", [{"text": "<answer>2</answer>"}])
+    folder.write_rollouts("step_000010", [{"text": ""}, {"text": "<answer>10</answer>"}])
+    (example,) = recorded_examples(folder, DEMO_TOKENIZER, max_tokens=200)
+    assert DEMO_TOKENIZER.decode(example.tokens) == "<answer>10</answer>"
+    assert example.prompt_tokens.tolist() == [DEMO_TOKENIZER.bos_id]
+    folder.write_rollouts("test_before", [{"text": "books " * 50}] * 40)
+    examples = recorded_examples(folder, DEMO_TOKENIZER, max_tokens=20)
+    assert [len(example.tokens) for example in examples] == [19] * COUNT
+    assert len({example.name for example in examples}) == COUNT

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.evaluate.evaluation import Answer, Evaluation
-from pipeline.evaluate.notices import data_notices, evaluation_notice, untrained_export
+from pipeline.evaluate.notices import data_notices, evaluation_notice
 from tests.samples import make_config, make_prompts
 
 PROMPTS = make_prompts(3)
@@ -75,17 +75,3 @@ def evaluation(*found: str | None) -> Evaluation:
 def test_why_all_answers_may_be_wrong_or_right(found: str | None, told: str):
     assert told in (evaluation_notice(evaluation(found), make_config(Path())) or "")
     assert evaluation_notice(evaluation(found, "8", "7"), make_config(Path())) is None
-
-
-@pytest.mark.parametrize(
-    ("tables", "accuracies", "told"),
-    [
-        ({}, [0.5], "no trained version could be exported in time; the export is the untrained"),
-        ({"lora": {"start": "/somewhere"}}, [0.5, 0.4], "the initial model"),
-    ],
-)
-def test_why_an_export_is_untrained(tables: dict[str, Any], accuracies: list[float], told: str):
-    config = make_config(Path(), **tables)
-    found = [{"step": 5 * n, "accuracy": one} for n, one in enumerate(accuracies)]
-    assert told in (untrained_export(config, step=20, validations=found) or "")
-    assert untrained_export(config, step=0, validations=found) is None

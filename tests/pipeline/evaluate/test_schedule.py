@@ -16,7 +16,7 @@ from pipeline.evaluate.recorded import is_better
 from pipeline.run.history import REWARDS_CHANGED
 from rewards.base import Outcome, RewardInput
 from tests.real_actor import RealRun, real_config
-from tests.run_process import Killed, Script, kill, validated
+from tests.run_process import Script
 from tests.samples import PROMPTS, make_config, make_data
 from tests.stub_workers import Disk, StubRun
 
@@ -90,40 +90,6 @@ def test_an_untrained_export_is_said_loudly(tmp_path: Path):
     run.worker.skill = lambda version: 0.8 - 0.1 * version
     run.run()
     assert "(2 validations over 2 steps, by 'exact_answer')" in run.summary["untrained_export"]
-
-
-def test_without_the_newer_checkpoints_the_best_of_the_remaining_versions_is_exported(
-    tmp_path: Path,
-):
-    disk, skills = Disk(), [0.2, 0.3, 0.6, 0.5, 0.7, 0.1]
-
-    def validated_every_other_step(*, steps: int) -> StubRun:
-        tables: dict[str, Any] = {"budget": {"steps": steps}, "checkpoint": {"every_steps": 1}}
-        run = collapsing(tmp_path, disk=disk, eval={"every_steps": 2}, **tables)
-        run.worker.skill = lambda version: skills[version]
-        run.run()
-        return run
-
-    assert validated_every_other_step(steps=5).worker.best[0] == 4
-    for version in [version for version in disk if version > 3]:
-        del disk[version]
-    run = validated_every_other_step(steps=3)
-    assert run.script.calls[-1] == "learner.export 2"
-    assert run.summary["best"]["step"] == 2
-
-
-def test_a_kept_but_unrecorded_best_version_is_validated_again(tmp_path: Path):
-    disk = Disk()
-    run = collapsing(tmp_path, disk=disk)
-    run.script.on["learner.keep_best 3"] = kill
-    with pytest.raises(Killed):
-        run.run()
-    assert validated(run.folder) == [0, 1, 2]
-    again = collapsing(tmp_path, disk=disk)
-    again.worker.skill = lambda version: 0.9 if version == 3 else 0.2
-    again.run()
-    assert again.summary["best"]["step"] == 3
-    assert again.script.calls[-1] == "learner.export 3"
 
 
 def test_further_sets_are_evaluated_before_and_after(tmp_path: Path):

@@ -1,12 +1,20 @@
+"""Where the time of a run goes: phases, goodput, speed, cost; and profiles."""
+
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.run.goodput import TimeUse, time_lines, time_use
-from tests.run_process import Script
+from pipeline.clock import PhaseClock
+from pipeline.progress import Progress
+from pipeline.protocols import ProcessUse
+from pipeline.run.goodput import time_use
+from pipeline.run.meter import Hardware, RunMeter, speeds
+from pipeline.run.run_folder import RunFolder
+from tests.run_process import FakeClock, Script, left_behind
 from tests.samples import make_config, make_data
 from tests.stub_workers import StubRun
 
@@ -102,20 +110,6 @@ def test_a_process_that_ended_in_order_loses_a_step_that_did_not_end():
     assert use.wall_s == 50.0
 
 
-def test_lines_have_the_rates():
-    speed = {"speed/useful_tokens_per_s_chip": 8.0, "speed/mfu": 0.4}
-    rows = [row(1, 26.0, **speed), row(2, 36.0, **{**speed, "speed/mfu": 0.2})]
-    use = time_use(rows, [started(16.0, **START), ended(36.0)])
-    shown = list(time_lines(use, cost={"usd": 2.5, "usd_per_mtoken_trained": 10.0}))
-    assert shown[0] == "where the time went: 40s, 1 start; first step done after 30s"
-    assert shown[-3:] == [
-        "goodput: 30.0% = 75.0% scheduling x 66.7% runtime x 60.0% program",
-        "speed: 8.0 trained tokens per second and chip; MFU 30.0%",
-        "cost: 2.50 dollars, 10.00 per million trained tokens",
-    ]
-    assert list(time_lines(TimeUse({}, []), cost={})) == []
-
-
 DELAYS = {
     "learner.score": ("probe", 1.0),
     "sampler0.generate:test": ("evaluation", 2.0),
@@ -142,3 +136,81 @@ def test_planted_delays_are_in_their_phases(tmp_path: Path):
         calls = sum(name.split()[0] == call for name in script.calls)
         assert calls * delay_s == pytest.approx(seconds[phase], rel=0.01), phase
     assert sum(seconds.values()) == pytest.approx(summary["wall_s"])
+
+
+# --- profiles
+
+
+def profiled(folder: Path, steps: str | None, **more: Any) -> StubRun:
+    return StubRun(make_config(folder, profile={"steps": steps}, budget={"steps": 4}), **more)
+
+
+def test_the_named_steps_are_profiled_and_their_results_are_the_same(tmp_path: Path):
+    plain, run = profiled(tmp_path / "plain", None), profiled(tmp_path / "profiled", "2-3")
+    assert (plain.run(), run.run()) == ("finished", "finished")
+    assert not (plain.folder.path / "profile").exists()
+    assert left_behind(run.folder)["rollouts"] == left_behind(plain.folder)["rollouts"]
+    assert run.worker.adapter == plain.worker.adapter
+    script = Script()
+    script.on["learner.update 2"] = script.stop.set
+    stopped = profiled(tmp_path / "stopped", "2-4", script=script)
+    assert stopped.run() == "interrupted"
+    for one in (run, stopped):
+        traced = sorted(path.name for path in (one.folder.path / "profile").iterdir())
+        assert traced == ["learner", "sampler_0"]
+
+
+# --- speed and cost
+
+
+SPLIT = Hardware({"learner": 4, "samplers": 2}, 8, 1.5)
+"""A learner of four chips and two samplers of two."""
+ROW = {
+    "time/sample_s": 30.0,
+    "time/learn_s": 20.0,
+    # Two samplers decode 30 s each, the learner updates 20 s.
+    "time/devices/prefill_s": 0.0,
+    "time/devices/decode_s": 15.0,
+    "time/devices/update_s": 10.0,
+    "tokens/generated": 600.0,
+    "learner/tokens_trained": 540.0,
+    "learner/positions": 1000.0,
+    "learner/tokens_padded": 250.0,
+}
+
+
+def test_speeds_are_per_second_and_mfu_counts_4_operations_per_token():
+    assert speeds(ROW, SPLIT, passes=2) == {
+        "generated_tokens_per_s": 600 / 50,
+        "trained_tokens_per_s": 540 / 50,
+        "useful_tokens_per_s_chip": 540 / (50 * 8),
+        "decode_tokens_per_s": 600 / 30,
+        "update_tokens_per_s": 1500 / 20,
+    }
+    known = replace(SPLIT, parameters=1000, flops=1e6)
+    assert speeds(ROW, known, passes=2)["mfu"] == pytest.approx(4 * 1000 * 1500 / (1e6 * 4 * 20))
+
+
+def test_cost_needs_a_price(tmp_path: Path):
+    def cost(progress: Progress, hardware: Hardware) -> dict[str, float]:
+        meter = RunMeter(RunFolder(tmp_path), hardware, PhaseClock())
+        return meter.cost(progress, used_s=3600.0)
+
+    progress = Progress(tokens_generated=1_000_000, tokens_trained=500_000)
+    per_million = {"usd_per_mtoken_generated": 12.0, "usd_per_mtoken_trained": 24.0}
+    assert cost(progress, SPLIT) == {"usd": 12.0, **per_million}
+    assert cost(progress, Hardware({"learner": 8}, 8)) == {}
+    assert cost(Progress(), SPLIT) == {"usd": 12.0}
+
+
+def test_the_time_of_a_start_has_its_compilation_apart(tmp_path: Path):
+    now = FakeClock()
+    meter = RunMeter(RunFolder(tmp_path), SPLIT, PhaseClock(now))
+    with meter.phases.during("loading"):
+        now.seconds = 30.0
+    uses = {
+        "learner": ProcessUse({"loading": 28.0, "compile": 2.0}),
+        "sampler 0": ProcessUse({"loading": 5.0, "compile": 20.0}),
+    }
+    found = meter.start(uses, elapsed_s=37.0, used_before_s=7.0)
+    assert found["seconds"] == {"loading": 10.0, "compile": 20.0}

@@ -196,17 +196,6 @@ def test_a_run_is_copied_after_each_checkpoint_and_a_failure_is_reported(
     assert said[1].startswith(f"mirror {MEMORY}: the end of the run is not copied; the same ")
 
 
-def test_the_end_of_a_run_is_copied(folder: RunFolder):
-    async def run() -> None:
-        mirror = Mirror(MEMORY)
-        mirror.start(folder.path, log_event=lambda *_, **__: None)
-        write(folder.path, {"summary.json": "{}"})
-        await mirror.finish()
-
-    asyncio.run(run())
-    assert copied() == content(folder.path)
-
-
 # --- the other host
 
 

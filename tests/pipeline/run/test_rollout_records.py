@@ -1,4 +1,4 @@
-"""Records of rollouts, and their way back to the reward functions."""
+"""Records of rollouts, their way back to the reward functions, and those that are shown."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pipeline.run.rollout_records import recorded_input, rollout_records
+from pipeline.run.rollout_samples import sample_table
 from pipeline.types import Rollout, RolloutName, RolloutRequest
 from rewards.base import RewardError, RewardInput, Tags
 from tests.samples import EOS, FRESH, changed, completion, logprobs
@@ -123,3 +125,54 @@ def test_columns_that_are_not_json_are_written_as_json():
         "image": "4 bytes",
         "nested": {"1": ["a", [2]]},
     }
+
+
+# --- the rollouts that W&B and the report show
+
+
+def sample(name: str, reward: float | None, advantage: float, **more: Any) -> dict[str, Any]:
+    return {
+        "prompt": "question",
+        "answer": "1",
+        "text": name,
+        "stop_reason": "eos",
+        "num_tokens": 4,
+        "versions": [2, 3],
+        "rewards": {"correct": reward, "format": 0.5},
+        "reward": reward,
+        "advantage": advantage,
+        "logprob_mean": -0.2,
+        **more,
+    }
+
+
+SAMPLES = [
+    sample("success", 1.0, 0.1),
+    sample("rare success", 1.0, 1.5),
+    sample("failure", 0.0, -0.5, rewards={"other": 2.0}),
+    sample("rare failure", 0.0, -1.5),
+    sample("nearly", 0.9, 0.4),
+    sample("hardly", 0.1, -0.2),
+    sample("excluded", None, 0.0),
+    sample("half", 0.5, 0.2),
+]
+
+
+@pytest.mark.parametrize(
+    ("count", "best", "median", "worst"),
+    [
+        (8, ["rare success", "success"], ["nearly", "half"], ["failure", "rare failure"]),
+        (3, ["rare success", "success"], [], ["failure"]),
+        (1, ["success"], [], []),
+    ],
+)
+def test_the_best_median_and_worst_are_shown_once(
+    count: int, best: list[str], median: list[str], worst: list[str]
+):
+    columns, rows = sample_table(SAMPLES[:count], step=7)
+    found = [dict(zip(columns, row, strict=True)) for row in rows]
+    picks = {"best": best, "median": median, "worst": worst}
+    assert [(row["pick"], row["text"]) for row in found] == [
+        (pick, text) for pick, texts in picks.items() for text in texts
+    ]
+    assert {row["reward/correct"] for row in found if row["pick"] == "best"} == {1.0}

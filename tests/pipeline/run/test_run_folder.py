@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from configs.schema import Config
+from pipeline.run.folder_lock import LockedFolder
 from pipeline.run.record_files import (
     DamagedFileError,
     read_rows,
@@ -180,3 +182,22 @@ def test_promise_4_what_a_resume_cannot_read_is_refused_with_the_remedy(
             RunFolder.of(config).check(config)
     else:  # the resume has rolled it back
         RunFolder.of(config).check(config)
+
+
+# --- locked folders
+
+
+def test_only_folders_of_ended_processes_are_deleted(tmp_path: Path):
+    others = {"own-being-made", "own-run", "other"}
+    for name in others:
+        (tmp_path / name).mkdir()
+    (tmp_path / "own-run" / ".lock").touch()  # like a run folder or an environment
+    own, theirs = (LockedFolder(tmp_path, prefix="own-") for _ in range(2))
+    (theirs.path / "file").write_text("theirs")
+    LockedFolder(tmp_path, prefix="own-").remove()
+    assert (theirs.path / "file").read_text() == "theirs"
+    os.close(theirs._lock)  # the kernel does this when a process ends
+    LockedFolder(tmp_path, prefix="own-").remove()
+    assert not theirs.path.exists()
+    own.remove()
+    assert {path.name for path in tmp_path.iterdir()} == others

@@ -14,7 +14,6 @@ import pytest
 
 from pipeline.run import tracking
 from pipeline.run.tracking import Mode, Tracker, choose_mode
-from tests.pipeline.run.wandb_files import read_records, run_files
 from tests.samples import make_config
 
 
@@ -80,6 +79,7 @@ class Wandb:
     def __init__(self, *, step: int = 0, fails: str = "") -> None:
         self.step, self.fails = step, fails
         self.rows: list[tuple[int, float]] = []
+        self.alerts: list[str] = []
         self.hangs = threading.Event()
         self.offline, self.url, self.dir = False, "https://wandb.example.org/r", "wandb/run-1/files"
         self.Settings = SimpleNamespace
@@ -92,6 +92,9 @@ class Wandb:
         self._fail_in("log")
         self.rows.append((step, row["loss"]))
         self.step = step + 1
+
+    def alert(self, *, title: str, **_: Any) -> None:
+        self.alerts.append(title)
 
     def finish(self, **_: Any) -> None:
         self._fail_in("finish")
@@ -128,6 +131,7 @@ async def online(folder: Path, *earlier: int, log: tuple[int, ...], run_id: str 
     run = Run(folder, "online", run_id=run_id)
     await run.start(*earlier)
     run.log(*log)
+    run.tracker.alert("alarm excluded", "step 2: no rewards", level="ERROR")
     await run.tracker.finish(exit_status=0)
     return run
 
@@ -136,6 +140,7 @@ def test_a_resumed_run_sends_the_rows_that_wandb_lacks(tmp_path: Path, installed
     wandb = installed(step=3)
     run = asyncio.run(online(tmp_path, 1, 2, 3, 4, log=(5,), run_id="old"))
     assert wandb.rows == [(3, 1.5), (4, 2.0), (5, 2.5)]
+    assert wandb.alerts == ["alarm excluded"]
     assert run.tracker.run_id == "old"
     assert [text for text, _ in run.told] == ["W&B: https://wandb.example.org/r"]
 
@@ -167,44 +172,3 @@ def test_the_last_upload_has_a_time_limit(
     command = "wandb sync --include-online wandb/run-1"
     assert text == f"W&B: to upload what is not uploaded of this run: {command}"
     assert facts == {"uploaded": False, "sync": command}
-
-
-def test_what_an_offline_run_has_logged(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    for limit in ("START_S", "FINISH_S"):
-        monkeypatch.setattr(tracking, limit, 900.0)
-
-    async def work() -> Run:
-        run = Run(tmp_path, "offline")
-        await run.start()
-        run.log(1, 2)
-        run.tracker.log_evaluation("test", {"eval/test/accuracy": 0.5}, version=1, step=2)
-        run.tracker.alert("alarm excluded", "step 2: no rewards", level="ERROR")
-        run.log(3)
-        run.tracker.summarize({"steps": 3, "eval": {"n": 4, "p": None}})
-        await run.tracker.finish(exit_status=130)
-        return run
-
-    run = asyncio.run(work())
-    assert capfd.readouterr() == ("", "")  # the console is the run's
-    run_id = run.tracker.run_id
-    assert run_id is not None
-    sync = f"wandb sync {tmp_path}/wandb/offline-run-*-{run_id}*"
-    assert run.told[-1][1] == {"uploaded": False, "sync": sync}
-    (file,) = run_files(tmp_path, run_id)
-    records = read_records(file)
-
-    def of(kind: str) -> list[Any]:
-        return [record[kind] for record in records if record["type"] == kind]
-
-    begun = of("run")[0]
-    assert (begun["project"], begun["config"]["update"]["run"]["name"]) == ("p", "run")
-    rows = [row["item"] for row in of("history")]
-    assert [(row["_step"], row["loss"]) for row in rows] == [(1, 0.5), (2, 1.0), (3, 1.5)]
-    assert (rows[1]["eval/test/accuracy"], rows[1]["eval/test/version"]) == (0.5, 1)
-    summary = {key: value for one in of("summary") for key, value in one["update"].items()}
-    told = {"steps": 3, "eval/n": 4, "eval/test/accuracy": 0.5}
-    assert summary | told == summary
-    (alert,) = of("alert")
-    assert (alert["title"], alert["level"]) == ("alarm excluded", "ERROR")

@@ -1,15 +1,20 @@
-"""The analytic memory model: by hand, against the caches themselves, and its monotonicity."""
+"""The analytic memory model: by hand, and against the caches; the programs that are counted."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
+from pipeline.compute.decode.programs import DecodePrograms
+from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.model.architecture import architecture
 from pipeline.data.models.find_shape import shape_of
-from pipeline.data.models.hf_config import read_model_shape
+from pipeline.data.models.hf_config import FULL, SLIDING, read_model_shape
 from pipeline.plan.cost_model.memory import memory_beside, memory_during
 from pipeline.plan.cost_model.program_memory import ProcessArrays, program_memory
+from pipeline.plan.cost_model.programs import built_programs
 from tests import tiny
 from tests.pipeline.plan import presets
 
@@ -151,16 +156,31 @@ def test_gemma4_e4b_with_tp_is_near_the_compiled_programs(program, gib):
     assert found / GIB == pytest.approx(gib, rel=0.07)
 
 
-def test_tp_splits_heads_that_it_divides():
-    def rings(model, tp, program="empty"):
-        config = preset(model, plan__tp=tp, plan__segment_steps=16)
-        parts = program_memory(config, shape_of(config), program)
-        return parts["kv_local"] + parts["kv_global"], parts["temporaries"]
+# --- programs
 
-    # Twice the rows on a chip, each with half of the heads; a single head is on each.
-    assert rings("gemma3_4b", 2)[0] == rings("gemma3_4b", 1)[0]
-    assert rings("gemma3_1b", 2)[0] == 2 * rings("gemma3_1b", 1)[0]
-    # Each of two chips has one of two kv heads. Each of four has both, and copies the one it reads.
-    (half, few), (whole, more) = (rings("gemma4_e4b", tp, "segment 64") for tp in (2, 4))
-    assert whole == 4 * half  # twice the slots, twice the heads
-    assert few < whole / 2 < more
+
+ROW = 42
+WARM: dict[str, Any] = {
+    "run": {"phases": ("sft", "grpo")},
+    "sft": {"train": {"path": "train.jsonl"}, "steps": 3},
+    "learner": {"kl": "topk", "kl_coef": 0.1, "kl_top_k": 4},
+    "plan": {"slot_buckets": None, "prompt_buckets": (7,), "micro_batch_tokens": 2 * ROW},
+}
+FEW: dict[str, Any] = {"plan": {"slot_buckets": (1,)}}
+
+
+@pytest.mark.parametrize(
+    ("tables", "layers"),
+    [(WARM, (SLIDING, FULL)), (FEW, (SLIDING,)), (FEW, (FULL,))],
+    ids=["rings of two kinds and a warm start", "windows only", "no windows"],
+)
+def test_a_plan_counts_the_compiled_programs(
+    tables: dict[str, Any], layers: tuple[str, ...]
+) -> None:
+    config = tiny.make_config(**tables)
+    hf: dict[str, Any] = {"layer_types": list(layers), "num_hidden_layers": len(layers)}
+    policy = tiny.make_policy(**hf)
+    sampler = DecodePrograms(policy, config, tiny.VOCABULARY).programs
+    learner = LearnerPrograms(policy, config, tiny.VOCABULARY).programs
+    found = built_programs(config, read_model_shape(tiny.hf_config(**hf)))
+    assert sorted(found) == sorted([*sampler, *learner])

@@ -46,17 +46,6 @@ def test_the_best_plan_that_fits_is_chosen() -> None:
         assert validated(one.config) == one.config  # a run accepts it
 
 
-def test_given_sizes_are_taken_as_they_are_and_compared() -> None:
-    found = choice("gemma3_1b", ("plan.slots", "64"))
-    assert found.chosen.configured
-    assert found.chosen.config == preset("gemma3_1b", ("plan.slots", "64"))
-    assert found.compared[0].step.tokens_per_s > 1.05 * found.chosen.step.tokens_per_s
-    for one in found.compared:  # they stay the same on each device
-        plan = one.config.plan
-        assert one.config.slots == max(plan.sampler_shards, 8 * plan.devices_per_sampler)
-        assert plan.micro_batch_tokens == 2048 * plan.learner_devices
-
-
 CUT = (("rollout.cut_off", "0.9"), ("rollout.partial", "keep"), ("learner.importance_cap", "2"))
 FEW = (("rollout.group_size", "8"), ("rollout.prompts_per_step", "4"))
 """Of a sampler's 8 rollouts none can be truncated; of the 32 of a single sampler some can."""
@@ -161,12 +150,6 @@ def test_a_resume_keeps_the_placement_on_as_many_devices() -> None:
     assert with_chosen_placement(four_b(), other) == other
     assert with_chosen_placement(four_b(learner_devices="4"), other).plan.learner_devices == 4
     assert with_chosen_placement(four_b(remat="dots"), other).plan.remat == "dots"
-
-
-def test_auto_keeps_given_settings() -> None:
-    run = with_chosen_placement(four_b(remat="dots", prefill_tokens="2048"), None)
-    assert (run.plan.remat, run.plan.prefill_tokens) == ("dots", 2048)
-    assert with_chosen_placement(four_b(), None).plan.remat == "none"
 
 
 def test_auto_on_a_cpu_is_colocated_with_what_the_plan_prints(tmp_path: Path) -> None:
