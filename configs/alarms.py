@@ -27,7 +27,7 @@ class Threshold:
     Attributes:
         bound: whether values above or below the threshold count.
         value: the threshold.
-        steps: consecutive steps (or validations) beyond it that raise the alarm.
+        steps: consecutive steps beyond it that raise the alarm.
         what: what is compared with it.
     """
 
@@ -132,5 +132,5 @@ class Alarms(Table):
     stop: Rules = Field(
         ("excluded",),
         description="rules of which an alarm also stops the run, with a checkpoint; before the "
-        "update if it is on rollouts",
+        'update if it is on rollouts. A list of your own replaces the default: repeat "excluded"',
     )

@@ -46,7 +46,8 @@ class StepRecorder:
             TrainingStopped: with the alarm, or the error that stops the run.
         """
         alarm = self._raise_alarms({"step": data.number + 1, **metrics})
-        why = stopping_error(data.all_rollouts, self._run.config.rewards) or alarm
+        error = stopping_error(data.all_rollouts, self._run.config.rewards)
+        why = alarm if error is None else f"step {data.number + 1}: {error}"
         if why is None:
             return
         metrics = {**metrics, **self._time_metrics()}

@@ -33,7 +33,8 @@ def group_advantages(rewards: Sequence[float | None], *, kind: Advantage) -> np.
     # The mean of equal rewards may differ from them in its last bit.
     if len(scores) > 1 and scores.min() < scores.max():
         with np.errstate(over="ignore", invalid="ignore"):
-            advantages[valid] = _ADVANTAGES[kind](scores)
+            spread = scores.std()
+            advantages[valid] = _ADVANTAGES[kind](scores) if np.isfinite(spread) else np.nan
     return advantages
 
 

@@ -231,7 +231,10 @@ class RunFolder:
     @property
     def plan(self) -> dict[str, Any] | None:
         """The content of `plan.json`; None if there is none."""
-        return read_json(self._plan)
+        try:
+            return read_json(self._plan)
+        except DamagedFileError as error:
+            raise DamagedFileError(f"{error}; or delete it to plan the sizes again") from None
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Replaces `plan.json`."""

@@ -37,7 +37,11 @@ WRONG = [
         "f",
         "a string of the form file.py:function or module:function",
     ),
-    ("rollout.stop_tokens", "<eos>", "must be a list; each element: a string; default: ["),
+    (
+        "rollout.stop_tokens",
+        "<eos>",
+        "must be a list; each element: a string, not empty; default: [",
+    ),
     ("learner", "3", "= 3: must be a table"),
     ("rewards.functions", "[]", "a list, not empty; each element: a table, or its function"),
     ("plan.prompt_buckets", "[0]", ".0 = 0: must be an integer, at least 1; nearest valid: 1"),

@@ -242,7 +242,9 @@ class Exporter:
                 examples, adapter=self.policy.no_adapter(), base=self._plain.load_base(fresh)
             )
         except ValueError as error:
-            raise RuntimeError(f"the export in {fresh} cannot be loaded: {error}") from error
+            raise RuntimeError(
+                f"the export in {fresh} cannot be loaded, with export.dtype = {self.dtype}: {error}"
+            ) from error
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise

@@ -205,6 +205,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"lora.start: {path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"lora.start: {path} is not a JSON object")
     problems = [
         f"{key} is {config[key]!r}, must be {valid[0]!r}"
         for key, valid in _MUST_BE.items()
