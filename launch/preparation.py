@@ -130,9 +130,9 @@ def prepare(
     folder, more, base = found.attempt(RunFolder.of, config), None, None
     chosen = found.attempt(tracking.choose_mode, config)
     found.attempt(check_devices, config)
-    found.attempt(check_mirror, config.run.mirror)
     if folder is not None:
         found.attempt(folder.check_writable)
+        found.attempt(check_mirror, config.run.mirror, folder.path)
     found.attempt(lambda: _check_folder("learner.teacher", config.learner.teacher))
     rewards = found.attempt(lambda: check(config.rewards))
     model, tokenizer = _check_model(config, found)

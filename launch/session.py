@@ -18,7 +18,7 @@ from launch.cluster import cluster, wait_for_devices
 from launch.exits import EXIT_DIED, EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem, say
 from launch.flags import SUPERVISOR
 from launch.fork import copy_start, origin
-from launch.preparation import Prepared
+from launch.preparation import Prepared, reward_code
 from launch.progress import watched
 from launch.resume import check_restored, record_start, resume
 from launch.source import code_version
@@ -40,6 +40,7 @@ from pipeline.run.meter import Hardware, RunMeter
 from pipeline.run.mirror import Mirror, mirror_url
 from pipeline.run.record_files import DamagedFileError
 from pipeline.run.records import Records
+from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
 from pipeline.run_context import RunContext
 
@@ -192,6 +193,7 @@ async def _start(session: _Session, actors: RunActors) -> Chosen:
     """Acquires the devices, loads, compiles and chooses the sizes.
 
     Raises:
+        Failure: if the code of a reward has changed since it was checked.
         NothingSmaller: if no sizes fit.
         ValueError: if a given size does not fit, or weights or rewards cannot be used.
     """
@@ -208,7 +210,13 @@ async def _start(session: _Session, actors: RunActors) -> Chosen:
         one_process=actors.one_process,
         display=session.console,
     )
-    chosen, _ = await asyncio.gather(choosing, actors.scorer.start())
+    chosen, rewards = await asyncio.gather(choosing, actors.scorer.start())
+    if reward_code(rewards) != session.prepared.reward_code:
+        raise Failure(
+            "the file of a reward function has changed while the run was starting; give the "
+            "command again",
+            EXIT_FAILED,
+        )
     return chosen
 
 
@@ -245,6 +253,15 @@ async def _coordinate(
     return 0 if ended == "finished" else session.stop.exit_status
 
 
+def _last_alarm(folder: RunFolder) -> dict[str, Any] | None:
+    """The last alarm of earlier processes, as the console shows it."""
+    alarms = folder.valid_entries("alarm")
+    if not alarms:
+        return None
+    last = alarms[-1]
+    return {"step": last["step"], "rule": last["rule"], "text": last["fact"]}
+
+
 async def _coordinator(
     session: _Session, actors: RunActors, workers: Workers, chosen: Chosen
 ) -> Coordinator:
@@ -263,6 +280,7 @@ async def _coordinator(
         step=progress.step,
         steps_planned=budget.steps,
         deadline_s=deadline.time_s,
+        last_alarm=_last_alarm(folder),
     )
     spent = session.meter.start(
         await workers.uses(), elapsed_s=clock.elapsed_s, used_before_s=clock.used_before_s

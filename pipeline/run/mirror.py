@@ -132,8 +132,14 @@ class Mirror:
         self._asked.set()
         await asyncio.to_thread(self._thread.join, FINISH_S)
         if self._thread.is_alive():
-            self._say("the end of the run is not copied; the same command continues from this host")
+            self._say_end_is_missing(f"not in {FINISH_S:.0f} s")
         await asyncio.sleep(0)  # for the thread's messages, and this one
+
+    def _say_end_is_missing(self, why: str) -> None:
+        self._say(
+            f"the end of the run is not copied ({why}); copy {self._snapshot.folder} there by "
+            "hand, unless the run continues on this host"
+        )
 
     def _say(self, text: str) -> None:
         self._log_event("mirror", f"mirror {self.url}: {text}", what=text)
@@ -150,7 +156,10 @@ class Mirror:
                 copier.copy(self._snapshot)
             except Exception as error:  # noqa: BLE001  # of any library of a store
                 why = first_line(error)
-                self._say(f"cannot be written ({why}); the next copy tries again")
+                if finishes:
+                    self._say_end_is_missing(why)
+                else:
+                    self._say(f"cannot be written ({why}); the next copy tries again")
 
 
 def _place(path: str) -> tuple[int, int, bool, str]:
@@ -206,12 +215,12 @@ def mirror_url(config: Config) -> str | None:
     return None if config.run.mirror is None else f"{config.run.mirror}/{config.run.name}"
 
 
-def check_mirror(mirror: str | None) -> None:
-    """Checks `run.mirror` without keys: a submitted job may have others.
+def check_mirror(mirror: str | None, folder: Path) -> None:
+    """Checks `run.mirror` of a run folder without keys: a submitted job may have others.
 
     Raises:
         ValueError: if its protocol has no library here, or it is a folder of this host that does
-            not exist (an unmounted disk).
+            not exist (an unmounted disk), or in which copy and run folder would contain each other.
     """
     if mirror is None:
         return
@@ -227,6 +236,12 @@ def check_mirror(mirror: str | None) -> None:
     here = Path(mirror.partition("://")[2] or mirror).resolve()
     if not here.is_dir():
         raise ValueError(f"run.mirror: there is no folder {here}; create or mount it")
+    copy, folder = (here / folder.name).resolve(), folder.resolve()
+    if copy.is_relative_to(folder) or folder.is_relative_to(copy):
+        raise ValueError(
+            f"run.mirror: the copy {copy} and the run folder {folder} would contain each other; "
+            "name a folder on another disk"
+        )
 
 
 def fetch_run(config: Config, *, say: Callable[[str], None]) -> None:
@@ -238,7 +253,7 @@ def fetch_run(config: Config, *, say: Callable[[str], None]) -> None:
     folder, url = RunFolder.of(config), mirror_url(config)
     if url is None or folder.holds_run:
         return
-    check_mirror(config.run.mirror)
+    check_mirror(config.run.mirror, folder.path)
     try:
         store = open_store(url)
         found = sizes(store)

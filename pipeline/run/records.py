@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from configs.evaluation import WEIGHTED_SUM
@@ -193,6 +194,8 @@ class Records:
         self._mirror.request()
         if facts["reason"] != "first":  # of the untrained policy
             self.tracker.summarize({"export/version": facts["version"]})
+            metadata = {name: facts[name] for name in ("version", "adapter_sha256", "reason")}
+            self.tracker.log_adapter(Path(facts["folder"]), metadata=metadata)
 
     def alarm(self, alarm: Alarm) -> None:
         """Records an alarm, makes it the last one on the console, and sends an alert."""

@@ -1,4 +1,4 @@
-"""Which rollouts of a step W&B and the report show."""
+"""What W&B and the report show of the rollouts of a step: some of them, histograms of all."""
 
 from __future__ import annotations
 
@@ -51,3 +51,13 @@ def sample_table(
         for kind, record in chosen
     ]
     return ["step", "pick", "version", *_SHOWN, *(f"reward/{part}" for part in parts)], rows
+
+
+def distributions(records: Sequence[Record]) -> dict[str, list[float]]:
+    """The values of all rollouts, for histograms; without those that do not exist."""
+    columns = {"tokens": "num_tokens", **{n: n for n in ("reward", "advantage", "logprob_mean")}}
+    found = {
+        f"histogram/{name}": [record[key] for record in records if record[key] is not None]
+        for name, key in columns.items()
+    }
+    return {name: values for name, values in found.items() if values}

@@ -21,15 +21,19 @@ import psutil
 
 from configs.schema import Config
 from pipeline.run.record_files import read_rows
-from pipeline.run.rollout_samples import sample_table
+from pipeline.run.rollout_samples import distributions, sample_table
 from pipeline.run.threads import LogEvent, first_line, from_threads
 
 Mode = Literal["online", "offline", "disabled"]
 
 START_S = 20.0
-"""Time limit in seconds for the W&B server's answer; after it W&B is turned off."""
+"""Time limit in seconds for the W&B server's answer; after it W&B runs offline."""
 FINISH_S = 20.0
 """Time limit in seconds for the final upload, after the devices are released."""
+_BINS = 32
+"""Bins of a histogram."""
+_ADAPTER = "adapter"
+"""Folder in an export that is uploaded; merged weights are not."""
 
 
 def choose_mode(config: Config) -> tuple[Mode, str]:
@@ -127,6 +131,10 @@ class Tracker:
         if name != "validation":
             self.summarize(metrics)
 
+    def log_adapter(self, export: Path, *, metadata: Mapping[str, Any]) -> None:
+        """Uploads the adapter of an export as the artifact `export-ID`."""
+        self._call(self._log_adapter, export / _ADAPTER, metadata)
+
     def alert(self, title: str, text: str, *, level: Literal["INFO", "WARN", "ERROR"]) -> None:
         """Makes an alert, which W&B shows and mails to those who subscribe to alerts."""
         self._call(lambda: self._run.alert(title=title, text=text, level=level))
@@ -185,21 +193,20 @@ class Tracker:
             self._ended.set()
 
     def _start(self) -> None:
-        """Starts W&B; raises what wandb raises, also if its server does not answer in time."""
+        """Starts W&B; offline, with a message, if its server does not answer within `START_S`."""
         # W&B's own error reporting blocks for long if the server does not answer.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        # Files of tables wait for their upload here; a run folder that is copied has them.
+        # Files of artifacts wait for their upload here; a run folder that is copied has them.
         os.environ.setdefault("WANDB_DATA_DIR", str(self._folder / "wandb"))
         import wandb  # late: it takes seconds
 
-        self._run = wandb.init(
+        begin = partial(
+            wandb.init,
             **self._config.wandb.model_dump(exclude={"mode", "table_every"}),
             name=self._config.run.name,
             id=self.run_id,
             dir=str(self._folder),
             config=self._config.model_dump(mode="json"),
-            mode=self._mode,
-            resume="allow" if self._mode == "online" else None,
             settings=wandb.Settings(
                 console="off",
                 silent=True,
@@ -207,6 +214,15 @@ class Tracker:
                 x_transaction_log_flush_interval=1.0,  # default 15 s: lost in a kill
             ),
         )
+        try:
+            self._run = begin(mode=self._mode, resume="allow" if self._mode == "online" else None)
+        except (Exception, SystemExit) as error:
+            if self._mode == "offline" or self._closed:
+                raise
+            text = f"cannot start online ({first_line(error)})"
+            self._log_event("wandb", f"W&B: {text}; it is offline", failed=text)
+            _end_service()
+            self._run = begin(mode="offline")
         own = Path(self._run.dir).parent
         if self._run.offline:  # each process writes a folder; they are uploaded in their order
             parts = f"{shlex.quote(str(own.parent))}/offline-run-*-{self.run_id}*"
@@ -219,7 +235,7 @@ class Tracker:
     def _log_step(self, metrics: Mapping[str, Any], step: int, rollouts: str | None) -> None:
         """Logs a step that W&B lacks."""
         if step >= self._run.step:
-            self._log_row({"step": step, **metrics, **self._table(step, rollouts)}, step)
+            self._log_row({"step": step, **metrics, **self._media(step, rollouts)}, step)
 
     def _log_row(self, values: Mapping[str, Any], step: int) -> None:
         for name in values:
@@ -251,15 +267,34 @@ class Tracker:
             self._defined.add(glob)
             self._run.define_metric(glob, **options)
 
-    def _table(self, step: int, rollouts: str | None) -> dict[str, Any]:
-        """The table of a step's rollouts, every few steps."""
-        every, first = self._config.wandb.table_every, self._config.sft_steps + 1
-        if rollouts is None or not every or (step != first and step % every):
+    def _media(self, step: int, rollouts: str | None) -> dict[str, Any]:
+        """The histograms of a step and, every few steps, its table."""
+        if rollouts is None:
             return {}
         import wandb
 
         records = list(read_rows(self._folder / "rollouts" / f"{rollouts}.jsonl"))
-        return {"rollouts": wandb.Table(*sample_table(records, step=step))} if records else {}
+        media: dict[str, Any] = {
+            name: wandb.Histogram(values, num_bins=_BINS)
+            for name, values in distributions(records).items()
+        }
+        every, first = self._config.wandb.table_every, self._config.sft_steps + 1
+        if records and every and (step == first or step % every == 0):
+            media["rollouts"] = wandb.Table(*sample_table(records, step=step))
+        return media
+
+    def _log_adapter(self, folder: Path, metadata: Mapping[str, Any]) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"export-{self.run_id}", "export", metadata=dict(metadata))
+        try:
+            for file in folder.iterdir():  # add_dir writes to the console
+                artifact.add_file(str(file), skip_cache=True)
+        except (OSError, ValueError) as error:  # the next export replaces the folder
+            text = f"the adapter is not uploaded ({first_line(error)})"
+            self._log_event("wandb", f"W&B: {text}", failed=text)
+        else:
+            self._run.log_artifact(artifact)
 
     def _finish(self, exit_status: int) -> None:
         """Blocks until everything is uploaded, or offline on disk; may never return."""

@@ -70,11 +70,21 @@ def test_wandb_has_every_step_and_the_result(finished: Path):
     assert summary["ended"] == "finished"
     assert summary["eval/after/accuracy"] == final["eval"]["after"]["accuracy"]
     assert tested["eval/test_after/accuracy"] == final["eval"]["after"]["accuracy"]
-    recorded = {record["text"] for record in folder.read_rollouts("step_000001")}
+    rollouts = list(folder.read_rollouts("step_000001"))
+    recorded = {record["text"] for record in rollouts}
     (file,) = wandb.glob(f"offline-run-*/files/{by_step[1]['rollouts.path']}")
     table = json.loads(file.read_text())
     at = table["columns"].index("text")
     assert {line[at] for line in table["data"]} <= recorded
+    for chart in ("reward", "advantage", "tokens"):
+        assert sum(by_step[1][f"histogram/{chart}.values"]) == len(rollouts)
+    (logged,) = [one for one in of("artifact") if one["name"] == f"export-{name}"]
+    adapter = finished / "export" / "adapter"
+    kept = {one["path"]: Path(one["local_path"]) for one in logged["manifest"]["contents"]}
+    assert kept.keys() == {file.name for file in adapter.iterdir()}
+    for path, copy in kept.items():
+        assert copy.is_relative_to(wandb)
+        assert copy.read_bytes() == (adapter / path).read_bytes()
 
 
 def test_an_evaluation_repeats_the_answers_of_the_run(head: Head, finished: Path):

@@ -68,8 +68,9 @@ class Session:
         config, now = self.prepared.config, self.script.clock
         clock = Clock(0.0, used_before_s=used_s(self.folder), now=now)
         meter = RunMeter(self.folder, Hardware.of(config), PhaseClock())
-        console, tracker = Console(clock=clock), _tracker(self.prepared)
-        session = _Session(self.prepared, self.stop, clock, meter, tracker, Mirror(None), console)
+        self.console, tracker = Console(clock=clock), _tracker(self.prepared)
+        mirror = Mirror(None)
+        session = _Session(self.prepared, self.stop, clock, meter, tracker, mirror, self.console)
         workers = Workers(
             samplers=[self.learner],
             learner=self.learner,
@@ -106,8 +107,10 @@ def test_a_signal_gives_its_exit_status_and_the_run_resumes(
         assert summary is not None
         assert (summary["ended"], summary["steps"]) == ("interrupted", steps)
         assert f"interrupted: {tmp_path}/run" in capsys.readouterr().out
-    last = Session(config, disk)
+    last, alarm = Session(config, disk), {"step": 2, "rule": "all_equal"}
+    last.folder.journal("alarm", **alarm, part="", fact="groups are equal")
     assert last.run() == 0
+    assert last.console.status.last_alarm == {**alarm, "text": "groups are equal"}
     assert "resuming after step 2" in capsys.readouterr().out
     assert [entry["step"] for entry in last.events("resumed")] == [1, 2]
 

@@ -18,7 +18,7 @@ from configs.schema import Config
 from pipeline.run import mirror as module
 from pipeline.run.checkpoint_files import CHECKPOINT_MARK
 from pipeline.run.console import Console
-from pipeline.run.mirror import Copier, Mirror, Snapshot, fetch_run, mirror_url
+from pipeline.run.mirror import Copier, Mirror, Snapshot, check_mirror, fetch_run, mirror_url
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from tests.run_process import FakeTracker
@@ -168,12 +168,14 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.parametrize("end", ["fails", "hangs"])
 def test_a_run_is_copied_after_each_checkpoint_and_a_failure_is_reported(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, end: str
 ):
     mirror, said, writes, hangs = Mirror(MEMORY), list[str](), module._write, threading.Event()
     kept = Records(folder, FakeTracker(), Console(write=said.append), mirror)
-    monkeypatch.setattr(module, "FINISH_S", 0.1)
+    if end == "hangs":
+        monkeypatch.setattr(module, "FINISH_S", 0.1)
 
     def full(*_: object) -> None:
         raise OSError("no space\nat all")
@@ -186,14 +188,18 @@ def test_a_run_is_copied_after_each_checkpoint_and_a_failure_is_reported(
         train(folder, 3)
         kept.checkpoint({"step": 3})
         await until(lambda: copied() == content(folder.path))
-        monkeypatch.setattr(module, "_write", lambda *_: hangs.wait())
+        last = full if end == "fails" else lambda *_: hangs.wait()
+        monkeypatch.setattr(module, "_write", last)
         write(folder.path, {"summary.json": "{}"})
         await mirror.finish()
 
     asyncio.run(run())
     hangs.set()
     assert said[0] == f"mirror {MEMORY}: cannot be written (no space); the next copy tries again"
-    assert said[1].startswith(f"mirror {MEMORY}: the end of the run is not copied; the same ")
+    why = "no space" if end == "fails" else "not in 0 s"
+    (told,) = said[1:]
+    by_hand = f"copy {folder.path} there by hand, unless the run continues on this host"
+    assert told == f"mirror {MEMORY}: the end of the run is not copied ({why}); {by_hand}"
 
 
 # --- the other host
@@ -227,3 +233,14 @@ def test_an_unmounted_disk_is_no_empty_mirror(tmp_path: Path):
     with pytest.raises(ValueError, match=r"there is no folder .*/mirror; create or mount it"):
         fetch_run(request(tmp_path, "there"), say=print)
     assert not (tmp_path / "mirror").exists()
+
+
+@pytest.mark.parametrize(
+    ("mirror", "run"), [("here", "here/run"), ("here/run", "here/run"), (".", "run/run")]
+)
+def test_promise_4_copy_and_run_folder_do_not_contain_each_other(
+    folder: RunFolder, tmp_path: Path, mirror: str, run: str
+):
+    with pytest.raises(ValueError, match="would contain each other; name a folder on another disk"):
+        check_mirror(str(tmp_path / mirror), tmp_path / run)
+    check_mirror(str(tmp_path), folder.path)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.run.rollout_records import recorded_input, rollout_records
-from pipeline.run.rollout_samples import sample_table
+from pipeline.run.rollout_samples import distributions, sample_table
 from pipeline.types import Rollout, RolloutName, RolloutRequest
 from rewards.base import RewardError, RewardInput, Tags
 from tests.samples import EOS, FRESH, changed, completion, logprobs
@@ -176,3 +176,11 @@ def test_the_best_median_and_worst_are_shown_once(
         (pick, text) for pick, texts in picks.items() for text in texts
     ]
     assert {row["reward/correct"] for row in found if row["pick"] == "best"} == {1.0}
+
+
+def test_histograms_are_of_the_values_that_exist():
+    found = distributions(SAMPLES)
+    assert found["histogram/tokens"] == [4] * 8
+    assert len(found["histogram/reward"]) == 7
+    empty = sample("empty", None, 0.0, logprob_mean=None)
+    assert distributions([empty]).keys() == {"histogram/tokens", "histogram/advantage"}

@@ -84,8 +84,10 @@ class Wandb:
         self.offline, self.url, self.dir = False, "https://wandb.example.org/r", "wandb/run-1/files"
         self.Settings = SimpleNamespace
 
-    def init(self, **_: Any) -> Wandb:
+    def init(self, *, mode: str, **_: Any) -> Wandb:
         self._fail_in("init")
+        self._fail_in(f"init {mode}")
+        self.offline = mode == "offline"
         return self
 
     def log(self, row: dict[str, float], *, step: int) -> None:
@@ -145,11 +147,25 @@ def test_a_resumed_run_sends_the_rows_that_wandb_lacks(tmp_path: Path, installed
     assert [text for text, _ in run.told] == ["W&B: https://wandb.example.org/r"]
 
 
+def test_a_server_that_does_not_answer_makes_the_run_offline(tmp_path: Path, installed: Any):
+    wandb = installed(fails="init online")
+    run = asyncio.run(online(tmp_path, 1, log=(2,), run_id=None))
+    assert wandb.rows == [(1, 0.5), (2, 1.0)]
+    assert wandb.alerts == ["alarm excluded"]
+    first, _, last = run.told
+    assert first[0] == "W&B: cannot start online (init online failed); it is offline"
+    sync = f"wandb sync wandb/offline-run-*-{run.tracker.run_id}*"
+    assert last == (
+        f"W&B: to upload what is not uploaded of this run: {sync}",
+        {"uploaded": False, "sync": sync},
+    )
+
+
 @pytest.mark.parametrize("call", ["init", "log", "finish"])
 def test_an_error_turns_wandb_off_with_one_line(tmp_path: Path, installed: Any, call: str):
     installed(fails=call)
     run = asyncio.run(online(tmp_path, log=(1, 2), run_id=None))
-    (failed,) = (text for text, facts in run.told if "failed" in facts)
+    *_, failed = (text for text, facts in run.told if "failed" in facts)
     assert failed == f"W&B: turned off ({call} failed); metrics.jsonl is complete"
     told = [text for text, facts in run.told if "uploaded" in facts]
     assert ["wandb sync --include-online" in text for text in told] == [True] * (call != "init")
