@@ -275,7 +275,9 @@ def _lines(figures: Figures) -> Iterator[str]:
         for sample in figures[kind]:
             yield from ("", *_sample_lines(sample, title))
     wrong = figures["wrong"]
-    if wrong["count"]:
+    if wrong["count"] and wrong["median_of_right"] is None:
+        yield from ("", f"{wrong['count']} rollouts have a wrong answer, none has a right one")
+    elif wrong["count"]:
         yield ""
         yield (
             f"{wrong['high']} of {wrong['count']} rollouts with a wrong answer have at least the "

@@ -11,8 +11,9 @@ import numpy as np
 from configs.schema import Config
 from configs.schema import Prompt as PromptConfig
 from pipeline.data.load import answer_settings, extract_reference, load_data
+from pipeline.data.rows import kind_of
 from pipeline.data.splits import LoadedData
-from pipeline.data.text.chat import GEMMA3, GEMMA4, render
+from pipeline.data.text.chat import GEMMA3, GEMMA4, render, template_columns
 from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.types import Prompt
 from rewards.base import RewardInput, Tags
@@ -75,8 +76,14 @@ def _made(row: Mapping[str, object], config: Config) -> RewardInput:
     """The input of a row that is not in the dataset.
 
     Raises:
-        ValueError: if it lacks columns of the prompt.
+        ValueError: if it lacks columns of the prompt, or one of them is not text or a number.
     """
+    for column in template_columns(config.prompt.template):
+        if isinstance(row.get(column), list | dict):
+            raise ValueError(
+                f"row: column {column!r} is {kind_of(row[column])}, not text; for chat messages "
+                "give the number of a row in the training data"
+            )
     text = render(config.prompt, row, template=None, turns=_Bytes(config.prompt).turns)
     answer = row.get(config.data.answer_column)
     if answer is not None:

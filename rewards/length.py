@@ -48,7 +48,11 @@ def length_range(
         `rewards.repetition:ngram_repetition`.
         long words (unit = "words"): a text without spaces is one word.
 
+    Raises:
+        ValueError: if `minimum` is above `maximum`.
     """
+    if minimum > maximum:
+        raise ValueError(f"minimum = {minimum} is above maximum = {maximum}")
     length = length_of(completion, unit)
     outside = max(minimum - length, length - maximum, 0)
     return max(0.0, 1 - outside / margin)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
+import pkgutil
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -102,8 +103,12 @@ def _import(module_name: str) -> ModuleType:
             raise ValueError(f"{module_name} needs {missing!r}: {error}") from error
     except BaseException as error:
         raise ValueError(f"importing {module_name} raises {describe_error(error)}") from error
+    parent, _, last = missing.rpartition(".")
+    beside = pkgutil.iter_modules(getattr(sys.modules.get(parent), "__path__", ()))
+    file = f"{module_name.replace('.', '/')}.py:function"
+    hint = _nearest(last, [module.name for module in beside], parent)
     raise ValueError(
-        f"no module {missing!r}; name a file of yours by its path: {module_name}.py:function"
+        f"no module {missing!r}{hint or f'; name a file of yours by its path: {file}'}"
     )
 
 

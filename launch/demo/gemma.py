@@ -88,7 +88,10 @@ def main() -> int:
     def fetch_once() -> int:
         if not folder.exists():
             print(NOTICE.format(terms=_TERMS), flush=True)
-            fetch(folder)
+            try:
+                fetch(folder)
+            except OSError as error:
+                raise Failure(f"--out {folder} cannot be written: {error.strerror}") from error
         print(f"Gemma 3 270m is in {folder}")
         return 0
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from launch.exits import exit_status
+from launch.exits import Failure, exit_status
 
 PEOPLE = 4
 """People in a queue."""
@@ -113,7 +113,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.template is not None:
         print(template(options.template))
     elif options.out is not None:
-        print("\n".join(map(str, write_splits(options.out, seed=options.seed))))
+        try:
+            print("\n".join(map(str, write_splits(options.out, seed=options.seed))))
+        except OSError as error:
+            raise Failure(f"--out {options.out} cannot be written: {error.strerror}") from error
     else:
         for when, kinds in kinds_of_answers(options.answers).items():
             total = kinds.total()

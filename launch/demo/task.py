@@ -189,8 +189,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to write to")
     parser.add_argument("--seed", default=0, type=int, help="same seed, same bytes (default 0)")
     options = parser.parse_args(arguments)
-    files = write_splits(options.out, seed=options.seed)
-    files.append(write_demonstrations(options.out, seed=options.seed))
+    try:
+        files = write_splits(options.out, seed=options.seed)
+        files.append(write_demonstrations(options.out, seed=options.seed))
+    except OSError as error:
+        parser.error(f"--out {options.out} cannot be written: {error.strerror}")
     print("\n".join(map(str, files)))
     return 0
 

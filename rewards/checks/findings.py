@@ -247,14 +247,19 @@ def _unstable(trial: Trial) -> Iterator[Finding]:
 def _slow(trial: Trial, rollouts_per_step: int) -> Iterator[Finding]:
     for part in trial.rewards.functions:
         workers, seconds = part.workers or trial.rewards.workers, trial.seconds.get(part.name, 0.0)
-        step_s = rollouts_per_step * seconds / workers
+        calls, parallel = trial.calls[part.name], f"workers = {workers}"
+        step_s = rollouts_per_step * seconds / (workers * calls)
+        if trial.facts[part.name].kind == "async":
+            parallel += f" and concurrency = {calls}"
+            how = "a higher concurrency, if its server can take it, or more workers"
+        else:
+            how = "more workers or, where it waits for a server, write it as async def"
         if step_s > SLOW_STEP_S:
             yield Finding(
                 "slow",
                 what=f"{part.name!r} takes {seconds:.3g} s a completion: {step_s:,.0f} s for the "
-                f"{rollouts_per_step} rollouts of a step, with workers = {workers}",
-                advice="scoring overlaps generation, not the update: set more workers or, where it "
-                "waits for a server, write it as async def with concurrency",
+                f"{rollouts_per_step} rollouts of a step, with {parallel}",
+                advice=f"scoring overlaps generation, not the update: set {how}",
             )
 
 

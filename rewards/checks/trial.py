@@ -16,7 +16,7 @@ from statistics import median
 
 from tqdm import tqdm
 
-from configs.task import Rewards
+from configs.task import CONCURRENCY, Rewards
 from rewards.base import Outcome, RewardFacts
 from rewards.checks.probes import Probe
 from rewards.processes.host import RewardHost
@@ -48,13 +48,15 @@ class Scored:
 class Trial:
     """What the reward functions reported by part, and returned for the probes in order.
 
-    `seconds` are those of a process for a completion, by part, as the median over the names of
-    probes; a part of which every process died, or took too long, has none.
+    `calls` are those that a process of a part makes at a time, more than one if it is async.
+    `seconds` are those of a call for a completion, by part, as the median over the names of probes;
+    a part of which every process died, or took too long, has none.
     """
 
     rewards: Rewards
     facts: Mapping[str, RewardFacts]
     scored: Sequence[Scored]
+    calls: Mapping[str, int]
     seconds: Mapping[str, float]
 
     @property
@@ -76,10 +78,15 @@ async def run_trial(
     `facts` are those of `host.start`; in a `short` trial nothing is scored alone.
     """
     weights = {part.name: part.weight for part in rewards.functions}
+    forms = {one.name: one for one in facts}
+    calls = {
+        part.name: (part.concurrency or CONCURRENCY) if forms[part.name].kind == "async" else 1
+        for part in rewards.functions
+    }
     alone_rows = 0 if short else ALONE_ROWS
     count = len(probes) + sum(probe.row < alone_rows for probe in probes)
     with tqdm(total=count, unit="completion", delay=2, leave=False, disable=None) as bar:
-        together, seconds = await _score_together(probes, host, bar)
+        together, seconds = await _score_together(probes, host, bar, calls)
         scored = list[Scored]()
         for probe, outcomes in zip(probes, together, strict=True):
             total, alone = combine(outcomes, weights=weights), dict[str, Outcome]()
@@ -89,11 +96,11 @@ async def run_trial(
                 bar.update()
             is_finite = total is not None and math.isfinite(total)
             scored.append(Scored(probe, outcomes, total if is_finite else None, alone))
-    return Trial(rewards, {one.name: one for one in facts}, scored, seconds)
+    return Trial(rewards, forms, scored, calls, seconds)
 
 
 async def _score_together(
-    probes: Sequence[Probe], host: RewardHost, bar: tqdm[object]
+    probes: Sequence[Probe], host: RewardHost, bar: tqdm[object], calls: Mapping[str, int]
 ) -> tuple[list[Outcomes], dict[str, float]]:
     """The outcomes of all probes, and `Trial.seconds`.
 
@@ -112,7 +119,7 @@ async def _score_together(
             if len(lost) == len(group) and own[0].kind != "case":
                 given_up[name] = Outcome.failed(lost[0].cause, f"given up: {lost[0].message}")
             else:
-                seconds[name].append(busy_s[name] / len(group))
+                seconds[name].append(busy_s[name] / math.ceil(len(group) / calls[name]))
         found += group
         bar.update(len(group))
     return found, {name: median(of_groups) for name, of_groups in seconds.items()}

@@ -65,3 +65,6 @@ class RewardLog:
         ):
             if file.tell() < _MOST_BYTES:
                 file.write(f"{now} {name}, {where}: {title}\n{body}")
+                if file.tell() >= _MOST_BYTES:
+                    most = f"{_MOST_BYTES >> 20} MiB"
+                    file.write(f"this file has {most}; nothing more is written to it\n")

@@ -50,6 +50,10 @@ def batch_size(inputs: Sequence[RewardInput]) -> list[float]:
     return [float(len(inputs))] * len(inputs)
 
 
+async def waits(completion: str) -> float:
+    return 1.0
+
+
 def never(completion: str) -> None:
     return None
 

@@ -13,7 +13,7 @@ import sentencepiece
 from safetensors.numpy import load_file
 
 from configs.load import load_config
-from launch.demo import queues, task
+from launch.demo import gemma, queues, task
 from launch.demo.tiny import TAGS, write_tokenizer
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from tests.launch.cluster_fixtures import PROJECT
@@ -75,6 +75,19 @@ def test_the_base_can_be_made_again(tmp_path: Path):
     made, kept = (load_file(folder / "model.safetensors") for folder in (tmp_path, BASE))
     assert {name: x.shape for name, x in made.items()} == {n: x.shape for n, x in kept.items()}
     assert read_tokenizer(tmp_path).vocab_size == 512
+
+
+def test_an_unwritable_folder_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    out = f"--out={tmp_path}/file/a/data"
+    monkeypatch.setattr("sys.argv", ["gemma", out])
+    assert (queues.main([out]), gemma.main()) == (1, 1)
+    with pytest.raises(SystemExit):
+        task.main([out])
+    told = f"--out {tmp_path}/file/a/data cannot be written: Not a directory\n"
+    assert capsys.readouterr().err.count(told) == 3
 
 
 # --- the task of `make gemma`

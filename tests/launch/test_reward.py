@@ -123,7 +123,11 @@ def test_cases_are_compared(config: Path, check: Check, capsys: pytest.CaptureFi
     assert finding(figures, "case")["what"] == (
         "case 'far': the weighted sum is 0.111111, expected 0.25"
     )
-    wrong = [*lines, "[]", case("row", "", 1, row=99), case("part", "", {"closenes": 1})]
+    chat = {"question": [{"role": "user", "content": "?"}], "answer": "5"}
+    wrong = [
+        *(*lines, "[]", case("row", "", 1, row=99), case("part", "", {"closenes": 1})),
+        case("chat", "", 1, row=chat),
+    ]
     write_rows(config.parent / "cases.jsonl", wrong)
     capsys.readouterr()
     assert main([str(config), functions("closeness"), "--cases=cases.jsonl"]) == 2
@@ -131,6 +135,10 @@ def test_cases_are_compared(config: Path, check: Check, capsys: pytest.CaptureFi
         "cases.jsonl:5: Input should be an object",
         "cases.jsonl:6: row: there is no row 99 in the training data; nearest: 12",
         "cases.jsonl:7: expect: no part is named 'closenes'; nearest: 'closeness'",
+        (
+            "cases.jsonl:8: row: column 'question' is a value of type list, not text; for chat "
+            "messages give the number of a row in the training data"
+        ),
     ]
 
 
@@ -231,6 +239,8 @@ def test_best_worst_and_wrong_rollouts(run: Path, capsys: pytest.CaptureFixture[
     assert "lowest reward: step 1, prompt 31, sample 0: 1 before, -1 after (close 1)" in shown
     assert "  extracted answer '90', reference '5'\n" in shown
     assert "  prompt:\n    'Which number is 7?'\n" in shown
+    rescored(run, NEGATED, "--steps=2:")
+    assert "\n3 rollouts have a wrong answer, none has a right one\n" in capsys.readouterr().out
 
 
 def test_steps_are_chosen_and_errors_fail(run: Path):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
+from rewards.forms import recognise
 from rewards.judge import Judge
 
 
@@ -127,3 +129,17 @@ def test_promise_5_a_server_without_an_answer_is_an_error(
     with pytest.raises((ConnectionError, ValueError), match=message):
         ask(retries=2)
     assert len(server.requests) == requests
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"url": "https://me:secret@judge/v1"}, "url has a password, which records would show"),
+        ({"template": "Rate {prompt}"}, "template lacks {completion}"),
+        ({"template": '{completion} Write {"score": N}'}, '{"score": N} is no column; for braces'),
+    ],
+)
+def test_arguments_that_leak_or_hide_are_refused(argument: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
+        recognise(Judge, {"url": "http://judge/v1", "model": "m"} | argument)
+    assert "secret" not in str(raised.value)

@@ -32,6 +32,7 @@ def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "rewardz.correctness:exact_answer",
             "no module 'rewardz'; name a file of yours by its path: ",
         ),
+        ("rewards.nummeric:one", "no module 'rewards.nummeric'; nearest in rewards: 'numeric'"),
         ("rewards.correctness", "is not of the form file.py:function or module:function"),
         ("broken_reward.py:one", "broken_reward.py; nearest in "),
         ("broken_rewards:one", "importing broken_rewards raises ZeroDivisionError: division by"),

@@ -61,7 +61,7 @@ def check_limits(
         stderr=subprocess.DEVNULL,
         check=False,
     )
-    if child.returncode < 0:
+    if child.returncode != 0:
         raise ValueError(f"it takes more than {_CPU_S} s of CPU time, or crashes Python")
     if child.stdout:
         raise ValueError(child.stdout.decode())

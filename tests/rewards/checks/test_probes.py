@@ -114,6 +114,17 @@ def test_a_slow_part_is_named_with_the_time_of_a_step():
     assert "slow" not in [one.kind for one in find(slow, rollouts_per_step=128)]
 
 
+def test_calls_of_an_async_part_share_a_process():
+    trial = tried([row(None)], "tests.launch.planted_rewards:waits")
+    assert trial.calls == {"part": 16}
+    slow = replace(trial, seconds={"part": 4.0})
+    (found,) = [one for one in find(slow, rollouts_per_step=256) if one.kind == "slow"]
+    workers = trial.rewards.workers
+    assert f"{64 / workers:.0f} s for the 256 rollouts of a step" in found.what
+    assert found.what.endswith(f"with workers = {workers} and concurrency = 16")
+    assert "a higher concurrency" in found.advice
+
+
 @pytest.mark.parametrize("place", get_args(AnswerPlace))
 def test_the_reference_is_right_wherever_the_answer_is(place: AnswerPlace):
     one = row("7", place=place, prefix="so ")
