@@ -145,7 +145,9 @@ def test_a_signal_is_forwarded_once_and_a_second_ctrl_c_kills(
     supervisor = _Supervisor(ARGV, make_config(tmp_path))
     child = SimpleNamespace(send_signal=sent.append, kill=lambda: sent.append("kill"))
     supervisor._child = cast("subprocess.Popen[bytes]", child)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+    supervisor._on_signal(signal.SIGINT, None)
+    supervisor._forward()  # as after a start that the signal interrupted
+    for number in (signal.SIGTERM, signal.SIGINT):
         supervisor._on_signal(number, None)
     assert sent == [signal.SIGINT, "kill"]
     assert "stopped at once" in capfd.readouterr().err
