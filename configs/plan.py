@@ -106,8 +106,8 @@ class Plan(Table):
     )
     slot_buckets: PositiveInts | None = Field(
         None,
-        description="smaller slot counts to which a sampler compacts its last rollouts, as far as "
-        "they are whole on each of its devices; default: slots halved up to three times",
+        description="slot counts below slots to which a sampler compacts its last rollouts, whole "
+        "on each of its devices; default: slots halved up to three times",
         json_schema_extra=NO_PROGRAM,
     )
     kv_cache: Literal["model", "int8"] = Field(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 if sys.version_info < (3, 11):  # noqa: UP036  # images of TPU hosts have older ones
     what = f"gemma-grpo needs Python 3.11 or later, and {sys.executable} is older"
-    sys.exit(f"{what}: make install, or on a TPU host make install-tpu, makes an environment")
+    sys.exit(f"{what}: make install-dev, install-tpu or install-cuda13 makes an environment")
 
 _CURRENT = Path.cwd()
 if not sys.flags.safe_path and Path(__file__).resolve().parents[1] != _CURRENT:
