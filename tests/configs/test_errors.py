@@ -42,7 +42,7 @@ WRONG = [
     (
         "rollout.stop_tokens",
         "<eos>",
-        "each element: a string, not empty; default: [",
+        "must be a list; each element: a string, not empty; default: [",
     ),
     ("learner", "3", "= 3: must be a table"),
     ("rewards.functions", "[]", "a list, not empty; each element: a table, or its function"),
