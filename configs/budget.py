@@ -15,7 +15,9 @@ class Budget(Table):
 
     model_config = ConfigDict(json_schema_extra=FREE)
 
-    steps: int | None = Field(None, ge=1, description="number of steps after which the run ends")
+    steps: int | None = Field(
+        None, ge=1, le=2**31 - 1, description="number of steps after which the run ends"
+    )
     time: Text | None = Field(
         None,
         description="duration of the run, evaluation and export included, e.g. 9h or 1h30m; time "

@@ -57,6 +57,8 @@ class Eval(Table):
 
     def conflicts(self) -> Iterator[Problem]:
         """Answers can differ, one interval is set, the sets have different names."""
+        if 0 < self.temperature < 0.01:  # as in rollout.temperature
+            yield "temperature", "must be 0, or at least 0.01; nearest valid: 0 or 0.01"
         if self.samples > 1 and self.temperature == 0:
             what = "needs eval.temperature above 0: greedy answers are equal; nearest valid: 1"
             yield "samples", what

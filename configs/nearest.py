@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 
+from configs.alarms import THRESHOLDS
 from configs.settings import INDEX, Setting, setting_parts, settings, settings_by_path, tables
 from configs.toml_text import show_value
 
@@ -21,6 +22,8 @@ def nearest_value(setting: Setting, value: object) -> str | None:
         with suppress(ValueError):
             value = float(value)  # in quotes
     choices = node.get("enum", [node["const"]] if "const" in node else [])
+    if value == "ppo" and "grpo" in choices:  # its clipped ratio is that of PPO
+        return show_value("grpo")
     by_name = {str(choice).lower(): choice for choice in choices}
     for name in difflib.get_close_matches(str(value).lower(), by_name, n=1, cutoff=0.5):
         return show_value(by_name[name])
@@ -39,12 +42,14 @@ def nearest_value(setting: Setting, value: object) -> str | None:
 def nearest_keys(path: Sequence[str | int]) -> list[str]:
     """Up to three dotted keys that the user may have meant by `path`, most likely first.
 
-    In this order: keys of the same name in other tables, similar keys of the same table, similar
-    paths.
+    In this order: keys of the same name in other tables, keys of the same table that are longer
+    or similar, similar paths. The names of alarms are values of keys.
     """
     indices = [str(part) for part in path if str(part).isdecimal()]
     parts = setting_parts(path)
     leaf = parts[-1].replace("-", "_")
+    if parts[0] == "alarms" and leaf in THRESHOLDS:
+        return ["alarms.stop", "alarms.off"]
     whole = ".".join(parts)
     all_paths = [setting.path for setting in (*tables(), *settings())]
     same_name = [key for key in all_paths if key.rpartition(".")[2] == leaf]
@@ -54,7 +59,9 @@ def nearest_keys(path: Sequence[str | int]) -> list[str]:
     parent = settings_by_path().get(".".join(parts[:-1]))
     siblings = parent.children() if parent and parent.type == "object" else ()
     names = {setting.path.rpartition(".")[2]: setting.path for setting in siblings}
-    similar = [names[name] for name in difflib.get_close_matches(leaf, names, n=1, cutoff=0.6)]
+    longer = [name for name in names if name.startswith(f"{leaf}_")][:1]
+    near = longer or difflib.get_close_matches(leaf, names, n=1, cutoff=0.75)
+    similar = [names[name] for name in near]
     # In an existing table, the shared table name makes every path similar.
     close = difflib.get_close_matches(whole, all_paths, n=1, cutoff=0.75)
     found = same_name or similar or ([] if names else close)

@@ -106,8 +106,8 @@ class Plan(Table):
     )
     slot_buckets: PositiveInts | None = Field(
         None,
-        description="smaller slot counts to which a sampler compacts its last rollouts, as far as "
-        "they are whole on each of its devices; default: slots halved up to three times",
+        description="slot counts below slots to which a sampler compacts its last rollouts, whole "
+        "on each of its devices; default: slots halved up to three times",
         json_schema_extra=NO_PROGRAM,
     )
     kv_cache: Literal["model", "int8"] = Field(
@@ -206,6 +206,7 @@ class Plan(Table):
         elif self.gpu is None and self.hbm_gib is None:
             for key in self.planned_sizes:
                 yield key, "is required on a gpu without plan.gpu and plan.hbm_gib; set one of them"
+        yield from self._bucket_problems()
         if self.attention == "splash" and self.platform != "tpu":
             what = f'needs plan.platform = "tpu", not "{self.platform}"; nearest valid: "blocked"'
             yield "attention", what
@@ -213,6 +214,13 @@ class Plan(Table):
             what = '"host" is not supported on gpu; nearest valid: "chips"'
             yield "per_layer_embeddings", what
         yield from self._placement_problems()
+
+    def _bucket_problems(self) -> Iterator[Problem]:
+        if self.slots is None or self.searches_placement:
+            yield from self.unused("slot_buckets", why="without plan.slots and plan.placement")
+        elif set(self.slot_buckets or ()) - set(valid := self.slot_ladder[1:]):
+            what = f"must be multiples of {self.sampler_shards} below slots = {self.slots}"
+            yield "slot_buckets", f"{what}; nearest valid: {list(valid)}"
 
     def _placement_problems(self) -> Iterator[Problem]:
         of_samplers = ("samplers", "sampler_devices", "sampler_tp")

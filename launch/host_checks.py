@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -149,12 +150,24 @@ def packages(host: Host, config: Config | None) -> Finding:
         for one in required
         if (found := host.version(one.name)) is None or found not in one.specifier
     ]
+    wrong += _shadowed("jax")
     if wrong:
         remedy = f"install the pinned versions: launch/bootstrap.sh {_INSTALL[kind]}"
         return Finding("packages", "fault", ", ".join(wrong), remedy)
     names = ("jax", _TPU_ONLY, "ray")
     known = [f"{name} {host.version(name)}" for name in names if host.version(name)]
     return Finding("packages", "ok", ", ".join([f"Python {platform.python_version()}", *known]))
+
+
+def _shadowed(name: str) -> list[str]:
+    """Whether another package than the installed one is imported, as from the current folder."""
+    with suppress(metadata.PackageNotFoundError):
+        installed = Path(str(metadata.distribution(name).locate_file(f"{name}/__init__.py")))
+        spec = find_spec(name)
+        imported = None if spec is None else spec.origin
+        if imported is None or Path(imported).resolve() != installed.resolve():
+            return [f"{name} is imported from {imported}, not from {installed}"]
+    return []
 
 
 def tpu_checks(host: Host, config: Config | None) -> Iterator[Finding]:
@@ -216,7 +229,7 @@ def _ray_count(host: Host, given: int | None, needed: int, state: State) -> Find
     shown = f"Ray counts {host.ray_chips} chips"
     if given is not None:
         shown += f"; run.tpu_chips = {given} replaces that"
-    if max(needed, 1) <= counted <= there:
+    if (needed or there) <= counted <= there:
         return Finding("Ray's count", "ok", shown)
     shown += f"; there are {there} device files, and the plan needs {needed}"
     return Finding("Ray's count", state, shown, f"set run.tpu_chips = {there}")

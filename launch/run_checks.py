@@ -117,9 +117,11 @@ def _memory_gib(case: PlanCase, chosen: SizedPlan) -> float:
 
 
 def _disk(host: Host, path: Path, needed: float) -> Finding:
-    """The free space at a folder against the GiB that it needs."""
+    """The free space at a folder against the GiB that it needs besides the files in it."""
+    files = (one for one in path.rglob("*") if one.is_file() and not one.is_symlink())
+    needed = max(0.0, needed - sum(one.stat().st_size for one in files) / GIB)
     free = host.free_bytes(path) / GIB
-    shown = f"{free:.1f} GiB free at {path}; a whole run needs at most {needed:.2f}"
+    shown = f"{free:.1f} GiB free at {path}; at most {needed:.2f} more needed"
     if free >= needed:
         return Finding("disk", "ok", shown)
     remedy = "make space, or set run.dir or HF_HOME to a folder on a larger disk"
@@ -142,20 +144,22 @@ def _model(config: Config) -> Finding:
 
     Also the adapter to start from, and the tensors of a flax checkpoint.
     """
-    path = config.model.path
+    path, remedy = config.model.path, "set model.path to a folder with the model's files"
     try:
         folder = locate_model(config.model)
+    except (FileNotFoundError, ValueError) as error:
+        if is_handle(path):
+            hub = HF if path.startswith(HF) else KAGGLE
+            remedy = f"connect to the network (Kaggle: Settings, Internet), or {_LOGIN[hub]}"
+        return Finding("model", "fault", str(error), remedy)
+    try:
         if folder is not None:
             hf_folder.check_folder(folder)
             check_targets(config, folder)
         check_start(config, folder)
     except (FileNotFoundError, ValueError) as error:
-        remedy = "set model.path to a folder with the model's files"
         if str(error).startswith("lora."):
             remedy = "correct the settings of [lora]"
-        elif is_handle(path):
-            hub = HF if path.startswith(HF) else KAGGLE
-            remedy = f"connect to the network (Kaggle: Settings, Internet), or {_LOGIN[hub]}"
         return Finding("model", "fault", str(error), remedy)
     where = "not here: a run downloads it first" if folder is None else f"in {folder}"
     return Finding("model", "ok", f"{path}, {where}" if is_handle(path) else where)

@@ -49,6 +49,7 @@ _MODE, _TOKEN, _TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_
 _STOP_S = 600
 """Ray kills a job this long after SIGTERM; its default, 3 s, is too short for a checkpoint."""
 _ANSWER_S = 30.0
+_OF_WANDB = ("WANDB_RUN_GROUP", "WANDB_TAGS")
 _MOST_NODES = 10_000
 
 
@@ -92,6 +93,7 @@ def _submit(command: CommandLine, config: Config) -> int:
         HOME_VARIABLE: str(Path.cwd()),
         "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S),
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        **{name: os.environ[name] for name in _OF_WANDB if name in os.environ},
     }
     with tempfile.TemporaryDirectory() as folder:
         _fill(Path(folder), config)
@@ -225,8 +227,13 @@ def one_sentence(address: str) -> Iterator[None]:
             "(or set RAY_API_SERVER_ADDRESS)"
         ) from None
     except (RuntimeError, RayStateApiException) as error:  # what the server answers, in Ray's words
-        first, *_, last = 2 * str(error).strip().splitlines()
-        why = first if first == last else f"{first} {last}"
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        why = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
+        if "No available agent" in why:
+            why += (
+                " Another program of its host may have the port of Ray's agent (52365): start the "
+                "cluster again with ray start --head --dashboard-agent-listen-port 0"
+            )
         raise Failure(f"the cluster at {address} refuses the job: {why}") from None
 
 

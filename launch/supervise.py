@@ -28,7 +28,8 @@ from pipeline.budget import used_s
 from pipeline.run.run_folder import RunFolder
 from rewards.processes.parent import end_with_parent
 
-_POLL_S = 1.0
+_POLL_S, _LONGEST_POLL_S = 1.0, 10.0
+"""A longer time between two polls is one in which this process was stopped, or the machine."""
 _LONGEST_PAUSE_S = 16.0
 _STUCK_S, _STUCK_STEPS, _STUCK_CALLS = 300.0, 10, 2
 """Defaults of `faults.stuck_s`: seconds, lengths of the longest step, time limits of a reward."""
@@ -53,7 +54,7 @@ class _Supervisor:
         self._folder = RunFolder.of(config)
         self._child: subprocess.Popen[bytes] | None = None
         self._signalled = threading.Event()
-        self._received = 0
+        self._received = self._unsent = 0
         self._hung: str | None = None
 
     def run(self) -> int:
@@ -105,8 +106,7 @@ class _Supervisor:
             start_new_session=True,
             preexec_fn=end_with_parent,  # noqa: PLW1509  # a system call
         )
-        if self._received:  # while it was started
-            self._child.send_signal(self._received)
+        self._forward()  # what arrived while it was started
         try:
             return self._wait(self._child)
         finally:
@@ -115,13 +115,16 @@ class _Supervisor:
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
         """Waits for the end of the command, which is killed if it makes no progress."""
-        self._hung, before, moved_s = None, None, time.monotonic()
+        self._hung, before, now_s = None, None, time.monotonic()
+        moved_s = now_s
         while True:
             with suppress(subprocess.TimeoutExpired):
                 return child.wait(_POLL_S)
-            status, now_s = self._folder.last_status, time.monotonic()
+            polled_s, now_s = now_s, time.monotonic()
+            was_stopped = now_s - polled_s > _LONGEST_POLL_S  # and the command with this process
+            status = self._folder.last_status
             progress = status["progress"] if status.get("pid") == child.pid else None
-            if progress is None or progress != before:
+            if progress is None or progress != before or was_stopped:
                 before, moved_s = progress, now_s
             elif now_s - moved_s > (self._config.faults.stuck_s or _STUCK_S):
                 limit_s = self._stuck_s(slow=status["slow"])
@@ -158,14 +161,19 @@ class _Supervisor:
 
     def _on_signal(self, number: int, _: object) -> None:
         if not self._received:
-            self._received = number
+            self._received = self._unsent = number
             self._signalled.set()
-            if self._child is not None:
-                self._child.send_signal(number)
+            self._forward()
         elif number == signal.SIGINT and self._child is not None:
             with suppress(OSError):  # the terminal is gone
                 os.write(2, AT_ONCE)
             self._child.kill()
+
+    def _forward(self) -> None:
+        """Sends the first signal once, to a command that runs; a signal may interrupt this."""
+        if self._child is not None and self._unsent:
+            number, self._unsent = self._unsent, 0
+            self._child.send_signal(number)
 
 
 def without(argv: Sequence[str], flag: str) -> list[str]:

@@ -61,12 +61,14 @@ def with_plan(config: Config, update: Mapping[str, object]) -> Config:
 
 
 def validated(config: Config) -> Config:
-    """The same configuration after validation.
+    """The same configuration after validation, with those slot buckets that suit its slots.
 
     Raises:
         ConfigError: if a setting of [plan] does not suit the others.
     """
-    return load.validated({**config.model_dump(), "plan": dict(config.plan)})
+    plan = config.plan
+    buckets = plan.slot_buckets and plan.slot_ladder[1:]
+    return load.validated({**config.model_dump(), "plan": dict(plan) | {"slot_buckets": buckets}})
 
 
 def smaller(

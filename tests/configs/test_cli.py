@@ -92,4 +92,4 @@ def test_the_settings_help_describes_each_setting() -> None:
         assert f"--{setting.path} {setting.allowed};" in text
         assert setting.description in text
     assert "default: that of the function. name in metrics and rollouts" in text
-    assert "--budget.steps an integer, at least 1; optional. number of steps after" in text
+    assert "--budget.steps an integer, at least 1 and at most 2147483647; optional. number" in text

@@ -30,6 +30,8 @@ WRONG = [
     ("learner.lr", "nan", "= nan: must be a finite number, above 0 and at most 10; default: 5e-05"),
     ("rewards.shuffle", "yes", '= "yes": must be true or false; default: '),
     ("learner.schedule", "cosinus", '= "cosinus": must be one of "constant", .* valid: "cosine"'),
+    ("learner.loss", "ppo", 'must be one of "grpo", .*; nearest valid: "grpo"'),
+    ("budget.steps", "10000000000", "at most 2147483647; nearest valid: 2147483647"),
     ("run.name", "my run", "a string of letters, digits, '.', .* at most 200 characters"),
     ("run.name", "x " * 100, f'= "{"x " * 28}...: must be a string'),
     (
@@ -94,6 +96,7 @@ def test_a_missing_table_names_its_keys(write: Write) -> None:
         ("rewards.functions.N.weight", ["rewards.functions.0.weight"]),
         ("budgt", ["budget"]),
         ("lora_rank", ["lora.rank"]),
+        ("alarms.kl", ["alarms.stop", "alarms.off"]),
     ],
 )
 def test_an_unknown_key_suggests_the_nearest_keys(path: str, meant: list[str]) -> None:
@@ -101,7 +104,7 @@ def test_an_unknown_key_suggests_the_nearest_keys(path: str, meant: list[str]) -
     assert suggestion == f"{path}: unknown; did you mean {' or '.join(meant)}?"
 
 
-@pytest.mark.parametrize("key", ["budget.zzz", "zzz", "zzz.yyy", "num_generations"])
+@pytest.mark.parametrize("key", ["budget.zzz", "zzz", "zzz.yyy", "num_generations", "run.pause"])
 def test_an_unknown_key_without_near_keys_names_the_page_with_those_of_others(key: str) -> None:
     told = str(unknown_key(tuple(key.split("."))))
     assert (

@@ -39,6 +39,12 @@ CONFLICTS = [
     ('rollout.forbidden_tokens=["<eos>"]', "rollout.forbidden_tokens: <eos>: also in stop_tokens"),
     ("plan.row_tokens=47", "plan.row_tokens: the longest sequence, 48 tokens; nearest valid: 48"),
     ("plan.platform=gpu; .slots=none", "plan.slots: is required on a gpu without plan.gpu and"),
+    (
+        "plan.slot_buckets=[2,40,7]; .sampler_devices=2",
+        "plan.slot_buckets: multiples of 2 below slots = 32; nearest valid: [2]",
+    ),
+    ("plan.slots=none; .slot_buckets=[8]", "plan.slot_buckets: has no effect without plan.slots"),
+    ("eval.temperature=1e-30", "eval.temperature: must be 0, or at least 0.01; nearest valid"),
     ("plan.gpu=l4", 'plan.gpu: has no effect without plan.platform = "gpu"; remove it'),
     ("plan.attention=splash", 'plan.attention: = "tpu", not "cpu"; nearest valid: "blocked"'),
     (

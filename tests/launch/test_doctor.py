@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from configs.load import load_config
 from configs.schema import Config
 from launch import doctor, preparation, train
 from launch.host_checks import Finding, Host
+from pipeline.run.run_folder import RunFolder
 from tests.launch.small_run import everything_below
 
 PROJECT = Path(__file__).parents[2]
@@ -223,7 +225,30 @@ def test_what_does_not_prevent_a_run_is_a_note(good: Imitation, monkeypatch: pyt
     assert doctor.can_run(found)
     states = {one.check: one.state for one in found}
     assert states["chips"] == states["W&B"] == "note"
+    good.chips(8)
+    good.given["ray_chips"] = 1
+    states = {one.check: one.state for one in doctor.examine(good.host(), None)}
+    assert states["Ray's count"] == "note"
     assert not {"plan", "disk", "model", "data"} & states.keys()
+
+
+def test_another_jax_than_the_installed_one_is_a_fault(
+    good: Imitation, monkeypatch: pytest.MonkeyPatch
+):
+    other = SimpleNamespace(origin="/here/jax/__init__.py")
+    monkeypatch.setattr("launch.host_checks.find_spec", lambda _: other)
+    (found,) = [one for one in examined(good) if one.check == "packages"]
+    assert (found.state, "jax is imported from /here/jax" in found.finding) == ("fault", True)
+
+
+def test_files_that_a_run_has_written_need_no_more_disk(good: Imitation):
+    good.given["free_bytes"] = lambda _: 0
+    assert {one.check: one.state for one in examined(good)}["disk"] == "fault"
+    run = RunFolder.of(configured(good)).path
+    run.mkdir(parents=True)
+    with (run / "large").open("wb") as file:
+        file.truncate(GIB)  # sparse
+    assert {one.check: one.state for one in examined(good)}["disk"] == "ok"
 
 
 def test_the_command_writes_what_it_shows(

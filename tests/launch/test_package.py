@@ -53,6 +53,13 @@ def test_one_command_runs_the_others_and_names_the_nearest(
         assert capsys.readouterr().err.startswith(told)
 
 
+def test_an_older_python_is_refused_in_one_sentence(folder: Path) -> None:
+    old = "import sys; sys.version_info = (3, 10); import launch.train"
+    refused = python(folder, "-c", old)
+    assert refused.stderr.startswith("gemma-grpo needs Python 3.11 or later, and ")
+    assert refused.stderr.count("\n") == refused.returncode == 1
+
+
 def test_all_files_of_the_packages_are_installed() -> None:
     patterns = [
         f"{package}/{pattern}"

@@ -18,6 +18,7 @@ from launch.source import copy_user_files
 from rewards.resolve import uploaded
 
 VERSION = json.dumps({"version": "4", "ray_version": "2.60.0"})
+NO_AGENT = "No available agent to submit job, please try again later."
 TRACEBACK = "Traceback (most recent call last):\n  File a.py\nValueError: the package is too large"
 
 
@@ -76,11 +77,15 @@ def test_what_a_cluster_refuses_is_one_sentence_with_the_remedy(
     for answer, told in (
         (TRACEBACK, "Request failed with status code 500: Traceback (most rec"),
         ("busy", "Request failed with status code 500: busy."),
+        (NO_AGENT, f"Request failed with status code 500: {NO_AGENT}."),
     ):
         monkeypatch.setattr(Dashboard, "refusal", answer)
         found = refusal(address, without_token=True)
         assert found.startswith(f"the cluster at ADDRESS refuses the job: {told}")
         assert "\n" not in found
+        assert ("--dashboard-agent-listen-port 0" in found) == (answer == NO_AGENT)
+    with pytest.raises(Failure, match="the job: RuntimeError"), submit.one_sentence(address):
+        raise RuntimeError
     monkeypatch.setattr(Dashboard, "token", "secret")
     assert refusal(address).startswith("the cluster at ADDRESS refuses the token of this command")
     nobody = refusal("http://127.0.0.1:1")

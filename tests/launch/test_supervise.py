@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
@@ -25,9 +26,6 @@ from pipeline.protocols import WorkerDied
 from pipeline.run.console import Console
 from pipeline.run.run_folder import RunFolder
 from tests.samples import make_config
-
-if TYPE_CHECKING:
-    import subprocess
 
 Child = Callable[[RunFolder], int]
 ARGV = ["demo.toml", "--extend", "1h", "--run.seed=3"]
@@ -145,10 +143,33 @@ def test_a_signal_is_forwarded_once_and_a_second_ctrl_c_kills(
     supervisor = _Supervisor(ARGV, make_config(tmp_path))
     child = SimpleNamespace(send_signal=sent.append, kill=lambda: sent.append("kill"))
     supervisor._child = cast("subprocess.Popen[bytes]", child)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+    supervisor._on_signal(signal.SIGINT, None)
+    supervisor._forward()  # as after a start that the signal interrupted
+    for number in (signal.SIGTERM, signal.SIGINT):
         supervisor._on_signal(number, None)
     assert sent == [signal.SIGINT, "kill"]
     assert "stopped at once" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("polls_s", "hung"), [(range(400), True), ((0, 1, 2, 900, 901), False)])
+def test_only_time_in_which_the_parent_itself_runs_counts_as_no_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, polls_s: Sequence[int], hung: bool
+):
+    sent, clock = list[str](), iter(polls_s)
+    status = SimpleNamespace(last_status={"pid": 7, "progress": 1, "slow": False}, metrics=())
+    waits = iter([1] * (len(polls_s) - 1))
+
+    def wait(timeout: float) -> int:
+        if next(waits, None) is not None:
+            raise subprocess.TimeoutExpired("", timeout)
+        return 0
+
+    supervisor = _Supervisor(ARGV, make_config(tmp_path))
+    monkeypatch.setattr(supervisor, "_folder", status)
+    monkeypatch.setattr("launch.supervise.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    child = SimpleNamespace(pid=7, wait=wait, kill=lambda: sent.append("kill"))
+    assert supervisor._wait(cast("subprocess.Popen[bytes]", child)) == 0
+    assert bool(sent) == hung
 
 
 def test_how_long_a_run_may_be_without_progress(tmp_path: Path):

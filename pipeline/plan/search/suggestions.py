@@ -19,7 +19,7 @@ from pipeline.plan.search.fitting import PlanCase, SizedPlan, plan_again
 Settings = Mapping[str, Any]
 """Values by dotted key; None removes the setting."""
 
-_FREE_SIZES = {"plan.slots": None, "plan.micro_batch_tokens": None}
+_FREE_SIZES = dict.fromkeys(("plan.slots", "plan.micro_batch_tokens", "plan.slot_buckets"))
 """Without these settings a run plans its sizes itself."""
 _CAPPED = {"learner.importance_cap": 2.0}
 _NO_TOP_K = {"learner.kl_top_k": 64}
