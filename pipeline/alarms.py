@@ -5,10 +5,10 @@ no meaning, its value is relative to the run's own earlier steps.
 
 A rule is judged as soon as its metrics are there: before the update those of rollouts and of the
 last validation, so that bad rewards stop the run before they are learned; after it those of the
-learner; at the end of the run those of its last validation. An alarm is raised in the last of `Threshold.steps` consecutive steps beyond
-the threshold, and again only after one that is not beyond it. Steps without a value neither count
-nor interrupt. All of this is a function of the recorded metrics and validations: a resumed run has
-no other state.
+learner; at the end of the run those of its last validation. An alarm is raised in the last of
+`Threshold.steps` consecutive steps beyond the threshold, and again only after one that is not
+beyond it. Steps without a value neither count nor interrupt. All of this is a function of the
+recorded metrics and validations: a resumed run has no other state.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class Deadline:
         return next(fitting, 0)
 
     def missing_s(self, number: int, now_s: float, *, prompts: int) -> float:
-        """Seconds by which step `number` with so many prompts, and the end, exceed the time left."""
+        """Seconds by which a step with so many prompts, and the end, exceed the time left."""
         return self._step_s(number) * self._cost(prompts) + self.reserve_s - self.left_s(now_s)
 
     def _fewest(self, number: int) -> int:

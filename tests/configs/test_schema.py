@@ -74,13 +74,17 @@ CONFLICTS = [
         "rollout.min_prompts_per_step: must be at most prompts_per_step; nearest valid: 4",
     ),
     (
-        "budget.steps=none; .time=1h; rollout.min_prompts_per_step=1; .dynamic_sampling=capped; "
-        ".max_prompts_per_step=12",
+        (
+            "budget.steps=none; .time=1h; rollout.min_prompts_per_step=1; "
+            ".dynamic_sampling=capped; .max_prompts_per_step=12"
+        ),
         'rollout.min_prompts_per_step: needs rollout.dynamic_sampling = "off"',
     ),
     (
-        "budget.steps=none; .time=1h; rollout.min_prompts_per_step=1; .ahead=one; "
-        "learner.importance_cap=2",
+        (
+            "budget.steps=none; .time=1h; rollout.min_prompts_per_step=1; .ahead=one; "
+            "learner.importance_cap=2"
+        ),
         'rollout.min_prompts_per_step: needs rollout.ahead = "off"',
     ),
     ("plan.prompt_buckets=[8,16]", "plan.prompt_buckets: nearest valid: [8]"),

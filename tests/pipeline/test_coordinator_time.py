@@ -228,10 +228,9 @@ def test_the_last_steps_have_fewer_prompts_where_time_is_short(tmp_path: Path):
     rollout = {"prompts_per_step": 4, "min_prompts_per_step": 1}
     run = simulated(config_of(tmp_path, 265, rollout=rollout))
     prompts = [row["rollout/prompts_planned"] for row in run.folder.metrics]
-    print(prompts, run.summary["wall_s"])
-    for step, count in enumerate(prompts, start=1):
-        rows = run.folder.read_rollouts(f"step_{step:06d}")
-        assert len({row["prompt_id"] for row in rows}) == count
+    assert prompts == [4, 4, 4, 4, 2]
+    last = run.folder.read_rollouts("step_000005")
+    assert len({row["prompt_id"] for row in last}) == 2
     assert run.summary["wall_s"] <= 265
 
 
