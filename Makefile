@@ -43,7 +43,7 @@ demo-table: .venv/.runtime ## the demo with seeds 0, 1, 2 and its control, as a 
 
 deadline-table: .venv/.runtime ## the demo with a time budget, twice and four times that, as tables [BUDGETS="2m 4m 8m"]
 	for budget in $(or $(BUDGETS),2m 4m 8m); do $(PY) -m launch.demo.table --budget.steps none --budget.time $$budget \
-	    --learner.schedule cosine --eval.every_steps 10 $(ARGS) || exit; done
+	    --learner.schedule cosine --rollout.min_prompts_per_step 8 --eval.every_steps 10 $(ARGS) || exit; done
 
 # Types are checked beside the tests: without mypy's cache that takes minutes of one core.
 test: style ## all checks: lint, types, layers, tests [ARGS="options of pytest"]

@@ -150,6 +150,20 @@ def _ahead_problems(config: Config) -> Iterator[Problem]:
         yield "rollout.ahead", what
 
 
+def _shrink_problems(config: Config) -> Iterator[Problem]:
+    rollout, key = config.rollout, "rollout.min_prompts_per_step"
+    if rollout.min_prompts_per_step is None:
+        return
+    if config.budget.steps is not None:
+        yield key, "has no effect with budget.steps, where all steps have one size; remove it"
+    elif rollout.dynamic_sampling != "off":
+        what = 'needs rollout.dynamic_sampling = "off", which refills steps; remove one of them'
+        yield key, what
+    elif rollout.ahead != "off":
+        what = 'needs rollout.ahead = "off", which samples before a step is sized; remove one'
+        yield key, what
+
+
 def _validation_problems(config: Config) -> Iterator[Problem]:
     if not config.validates:
         why = "without data.validation"
@@ -220,6 +234,7 @@ _CROSS_CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _overlong_problems,
     _partial_problems,
     _ahead_problems,
+    _shrink_problems,
     _validation_problems,
     _alarm_problems,
     _metric_problems,

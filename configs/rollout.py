@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.base import NO_PROGRAM, REWARDS, Problem, Strings, Table
+from configs.base import FREE, NO_PROGRAM, REWARDS, Problem, Strings, Table
 
 
 def min_finished(rollouts: int, *, cut_off: float) -> int:
@@ -27,6 +27,13 @@ class Rollout(Table):
     group_size: int = Field(8, ge=2, le=1024, description="rollouts per prompt (the group of GRPO)")
     prompts_per_step: int = Field(
         16, ge=1, le=16_384, description="prompts in a step", json_schema_extra=NO_PROGRAM
+    )
+    min_prompts_per_step: int | None = Field(
+        None,
+        ge=1,
+        description="minimum number of prompts to which the last steps may shrink to fit into a "
+        "time budget; default: prompts_per_step (steps never shrink)",
+        json_schema_extra=FREE | NO_PROGRAM,
     )
     max_prompt_tokens: int = Field(ge=1, description="longer prompts are excluded and counted")
     max_new_tokens: int = Field(ge=1, description="maximum length of a completion")
@@ -116,6 +123,9 @@ class Rollout(Table):
             yield "cut_off", what
         if self.partial != "off" and self.cut_off is None:
             yield "partial", "needs rollout.cut_off, e.g. 0.9; set that"
+        if self.fewest_prompts > self.prompts_per_step:
+            what = f"must be at most prompts_per_step; nearest valid: {self.prompts_per_step}"
+            yield "min_prompts_per_step", what
         if self.overlong_tokens > self.max_new_tokens:
             what = f"must be at most max_new_tokens; nearest valid: {self.max_new_tokens}"
             yield "overlong_tokens", what
@@ -150,6 +160,11 @@ class Rollout(Table):
     def size(self) -> int:
         """Rollouts in a step."""
         return self.group_size * self.prompts_per_step
+
+    @property
+    def fewest_prompts(self) -> int:
+        """Minimum number of prompts in a step."""
+        return self.min_prompts_per_step or self.prompts_per_step
 
     @property
     def prefill_lengths(self) -> tuple[int, ...]:

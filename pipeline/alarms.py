@@ -5,10 +5,10 @@ no meaning, its value is relative to the run's own earlier steps.
 
 A rule is judged as soon as its metrics are there: before the update those of rollouts and of the
 last validation, so that bad rewards stop the run before they are learned; after it those of the
-learner. An alarm is raised in the last of `Threshold.steps` consecutive steps beyond
-the threshold, and again only after one that is not beyond it. Steps without a value neither count
-nor interrupt. All of this is a function of the recorded metrics and validations: a resumed run has
-no other state.
+learner; at the end of the run those of its last validation. An alarm is raised in the last of
+`Threshold.steps` consecutive steps beyond the threshold, and again only after one that is not
+beyond it. Steps without a value neither count nor interrupt. All of this is a function of the
+recorded metrics and validations: a resumed run has no other state.
 """
 
 from __future__ import annotations
@@ -85,7 +85,11 @@ class Rule:
 
 
 def step_alarms(
-    config: Config, rows: Sequence[Mapping[str, float]], validations: Sequence[Mapping[str, Any]]
+    config: Config,
+    rows: Sequence[Mapping[str, float]],
+    validations: Sequence[Mapping[str, Any]],
+    *,
+    ended: bool = False,
 ) -> list[Alarm]:
     """The alarms of a step, in the order of the rules.
 
@@ -93,7 +97,12 @@ def step_alarms(
         config: of the run.
         rows: finite metrics of the steps up to this one, with their number from 1 under `step`.
         validations: journal entries; those of later versions are ignored.
+        ended: whether no step follows: judges the validation after the last one, which a next step
+            would judge, and stops nothing.
     """
+    step = int(rows[-1]["step"])
+    if ended:
+        rows = [*rows, {"step": step + 1}]
     known = [one for one in validations if mean_of(one) is not None and one["ci95"] is not None]
 
     def before(number: int) -> History:
@@ -114,9 +123,8 @@ def step_alarms(
                         break
                     streak += 1
             if streak == threshold.steps:
-                stops = rule.name in config.alarms.stop
+                stops = rule.name in config.alarms.stop and not ended
                 follows = "; the run stops with a checkpoint (alarms.stop)" if stops else ""
-                step = int(rows[-1]["step"])
                 alarms.append(
                     Alarm(
                         rule.name,

@@ -171,11 +171,13 @@ class Coordinator:
         number, now_s, deadline = self.progress.step, self._now_s, self.deadline
         if not deadline.allows_step(number, now_s):
             return None
+        prompts = deadline.prompts_that_fit(number, now_s)
         return TrainStep(
             number,
+            prompts,
             self.config.phase_of(number),
             rate=deadline.rate(number, now_s),
-            deadline=deadline.leaving_an_update,
+            deadline=deadline.leaving_an_update(prompts),
         )
 
     async def _train(self, step: TrainStep) -> None:
@@ -219,7 +221,7 @@ class Coordinator:
             return None
         if not self.deadline.allows_step(step.number + 1, self._now_s):
             return None
-        return TrainStep(step.number + 1, deadline=step.deadline)
+        return TrainStep(step.number + 1, step.prompts, deadline=step.deadline)
 
     # --- between two steps
 
@@ -286,6 +288,7 @@ class Coordinator:
         """
         await self._perform("checkpoint", self._save())
         await self._validate_last()
+        self.recorder.judge_last_validation()
         await self._perform("sync", self.schedule.load_best(self.progress.step))
         best = self.schedule.best is not None
         if self.deadline.is_timed and best and not self.exports.is_loaded:

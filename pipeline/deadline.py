@@ -1,7 +1,8 @@
 """The deadline of a run: measured seconds of its parts, and which work still fits.
 
     measured parts -> seconds of the next step, of the end of the run, of a restart
-                   -> allows another step? at which learning rate? how much of the test?
+                   -> allows another step? with how many prompts, at which learning rate?
+                      how much of the test?
 
 The training loop asks with plain `if`s (`pipeline/coordinator.py`). All clock readings are
 arguments: `now_s` is the time that the run has used, in seconds.
@@ -25,6 +26,8 @@ BETWEEN_STEPS = "between steps"
 `evaluation_part`."""
 SAFETY = 1.2
 """A part of the end may take this many times its expected seconds."""
+_FIXED = 0.2
+"""Share of a full step's time that does not fall with its prompts."""
 _CLOSE = 0.9999
 _LAST = 3
 _EVALUATION = " evaluation"
@@ -123,12 +126,18 @@ class Deadline:
                 self.parts.observe(entry.get("reason", CHECKPOINT), entry["seconds"])
 
     def observe(self, row: Mapping[str, Any]) -> None:
-        """Adds the seconds of a training step and of its update, by its metrics."""
+        """Adds the seconds of a training step and of its update, as if it had all its prompts."""
         phase = self.config.phase_of(row["step"] - 1)
+        full = self.config.rollout.prompts_per_step
+        cost = self._cost(row.get("rollout/prompts_planned", full))
         if phase == "grpo":
-            self.parts.observe(UPDATE, row["time/learn_s"])
+            self.parts.observe(UPDATE, row["time/learn_s"] / cost)
             self._train(row["time/elapsed_s"] - row["time/step_s"])
-        self.parts.observe(step_part(phase), row["time/step_s"])
+        self.parts.observe(step_part(phase), row["time/step_s"] / cost)
+
+    def _cost(self, prompts: float) -> float:
+        """Seconds of a step, or of its update, relative to those with all its prompts."""
+        return _FIXED + (1 - _FIXED) * prompts / self.config.rollout.prompts_per_step
 
     def estimate_step(self, *, answers: int) -> None:
         """Estimates a step from the evaluation before training, until one was measured.
@@ -147,11 +156,22 @@ class Deadline:
         """Whether step `number`, counted from 0, can finish in time."""
         if self.steps is not None:
             return number < self.steps
-        return self.missing_s(number, now_s) <= 0
+        return self.prompts_that_fit(number, now_s) > 0
 
-    def missing_s(self, number: int, now_s: float) -> float:
-        """Seconds by which step `number`, and the end, exceed the time left."""
-        return self._step_s(number) + self.reserve_s - self.left_s(now_s)
+    def prompts_that_fit(self, number: int, now_s: float) -> int:
+        """Prompts of the largest step `number` that can finish in time; 0: none can."""
+        sizes = range(self.config.rollout.prompts_per_step, self._fewest(number) - 1, -1)
+        fitting = (size for size in sizes if self.missing_s(number, now_s, prompts=size) <= 0)
+        return next(fitting, 0)
+
+    def missing_s(self, number: int, now_s: float, *, prompts: int) -> float:
+        """Seconds by which a step with so many prompts, and the end, exceed the time left."""
+        return self._step_s(number) * self._cost(prompts) + self.reserve_s - self.left_s(now_s)
+
+    def _fewest(self, number: int) -> int:
+        """Minimum number of prompts of a step; those of the SFT phase have one size."""
+        rollout, phase = self.config.rollout, self.config.phase_of(number)
+        return rollout.prompts_per_step if phase == "sft" else rollout.fewest_prompts
 
     def steps_planned(self, number: int, now_s: float) -> int:
         """Steps that the run will have, if those from `number` on take as long as the last ones."""
@@ -239,15 +259,13 @@ class Deadline:
 
     # --- work that can be abandoned, or left out
 
-    @property
-    def leaving_an_update(self) -> float | None:
+    def leaving_an_update(self, prompts: int) -> float | None:
         """When the sampling and scoring of a step are abandoned, on the run's clock.
 
-        Leaves the reserve, and the time of an update, which cannot be abandoned; that shortens the
-        tests at most.
+        Leaves the end and an update with so many prompts, which cannot be abandoned, but not the
+        time of a restart.
         """
-        updated_s = self.parts.expected_s(UPDATE) + self.end_s - self.tests_s
-        return self.leaving(max(self.reserve_s, updated_s))
+        return self.leaving(self.parts.expected_s(UPDATE) * self._cost(prompts) + self.end_s)
 
     @property
     def leaving_an_export(self) -> float | None:
@@ -304,7 +322,8 @@ class Deadline:
         if abandoned:
             minimum_s = max(2 * now_s, self.time_s + self._reserve_for_export_s + self.tests_s)
         else:
-            minimum_s = self.time_s + self.missing_s(0, now_s) + self.restart_s
+            missing_s = self.missing_s(0, now_s, prompts=self._fewest(0))
+            minimum_s = self.time_s + missing_s + self.restart_s
         return BudgetTooSmallError(
             f"budget: {show_duration(self.time_s)} leaves no time for a step between the "
             "evaluations and the export, as measured; the minimum is about "

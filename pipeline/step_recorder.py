@@ -97,6 +97,11 @@ class StepRecorder:
         if why is not None:
             raise TrainingStopped(why)
 
+    def judge_last_validation(self) -> None:
+        """Raises the alarms of a validation of the last version, which stop nothing any more."""
+        if self._rows and self._rows[-1]["step"] in self._schedule.validated:
+            self._raise_alarms(ended=True)
+
     def _write(
         self,
         data: TrainingStep,
@@ -122,10 +127,13 @@ class StepRecorder:
         if skipped:
             folder.write_rollouts(data.name, demonstration_rows(data.sequences))
 
-    def _raise_alarms(self, row: Mapping[str, float]) -> str | None:
-        """Reports alarms of a step that were not reported before; returns why to stop."""
-        rows, known = [*self._rows, row], self._schedule.validations
-        alarms = step_alarms(self._run.config, rows, known)
+    def _raise_alarms(self, *row: Mapping[str, float], ended: bool = False) -> str | None:
+        """Reports alarms of the last step that were not reported before; returns why to stop.
+
+        `row` is that step, unless it is recorded already; for `ended` see `step_alarms`.
+        """
+        rows, known = [*self._rows, *row], self._schedule.validations
+        alarms = step_alarms(self._run.config, rows, known, ended=ended)
         new = [one for one in alarms if (one.rule, one.part, one.step) not in self._alarmed]
         for alarm in new:
             self._alarmed.add((alarm.rule, alarm.part, alarm.step))

@@ -382,6 +382,7 @@ class TrainStep:
 
     Attributes:
         number: counted from 0; also the policy version that samples.
+        prompts: of this step; fewer than configured where time is short.
         phase: supervised or GRPO.
         rate: learning rate, where it decays with the time used; None: the learner's schedule.
         deadline: when sampling and scoring are abandoned, in seconds on the run's clock; None:
@@ -389,6 +390,7 @@ class TrainStep:
     """
 
     number: int
+    prompts: int
     phase: TrainingPhase = "grpo"
     rate: float | None = None
     deadline: float | None = None

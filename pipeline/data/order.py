@@ -154,6 +154,11 @@ def normalized_weights(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: weight / total for name, weight in weights.items()}
 
 
+def evenly_spaced(prompts: Sequence[Prompt], count: int) -> tuple[Prompt, ...]:
+    """`count` evenly spaced prompts of a step, which keeps the shares of sources approximately."""
+    return tuple(prompts[number * len(prompts) // count] for number in range(count))
+
+
 def max_per_step(share: float, prompts_per_step: int) -> int:
     """Maximum number of a source's prompts in a step, given its share."""
     return ceil(share * prompts_per_step - 1e-9)

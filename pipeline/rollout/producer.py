@@ -32,7 +32,7 @@ from contextlib import asynccontextmanager
 from itertools import groupby
 
 from pipeline.clock import PhaseClock
-from pipeline.data.order import consecutive_prompts, prompts_for_step
+from pipeline.data.order import consecutive_prompts, evenly_spaced, prompts_for_step
 from pipeline.data.packing import sequences_for_step
 from pipeline.progress import SamplingState
 from pipeline.rollout import dynamic_sampling
@@ -150,13 +150,14 @@ class RolloutProducer:
 
     def _prompts_of(self, step: TrainStep) -> tuple[Prompt, ...]:
         config = self._run.config
-        return prompts_for_step(
+        prompts = prompts_for_step(
             self._run.data.train.prompts,
             seed=config.run.seed,
             step=step.number - config.sft_steps,
             prompts_per_step=config.rollout.prompts_per_step,
             weights=self._run.data.weights,
         )
+        return evenly_spaced(prompts, step.prompts)
 
     def _next_prompts(self, sampled: int, size: int) -> tuple[Prompt, ...]:
         assert self._run.config.rollout.max_prompts_per_step is not None

@@ -98,6 +98,8 @@ class RolloutStep:
         for part in self.rounds:
             work.add(part.work)
         metrics = step_metrics(self.all_rollouts, config) | work.metrics
+        if config.rollout.min_prompts_per_step is not None:
+            metrics["rollout/prompts_planned"] = float(self.rounds[0].prompts)
         if config.rollout.partial != "off":
             metrics |= self.split.metrics
         if config.rollout.dynamic_sampling != "off":

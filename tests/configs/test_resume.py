@@ -56,7 +56,7 @@ def test_tables_in_lists_are_compared_one_by_one_and_other_lists_as_a_whole(smal
 @pytest.mark.parametrize(
     "change",
     [
-        "budget.steps=none; .until=2030-01-01T10:00",
+        "budget.steps=none; .until=2030-01-01T10:00; rollout.min_prompts_per_step=1",
         "checkpoint.every_steps=3; wandb.mode=offline; records.tokens=true",
         "run.dir=/elsewhere; .mirror=s3://bucket/runs",
         "rewards.functions.0.workers=4; .timeout_s=5; .concurrency=2",

@@ -71,6 +71,28 @@ CONFLICTS = [
     ("learner.decay_steps=5", "learner.decay_steps: has no effect with a constant"),
     ("learner.schedule=linear; .warmup_steps=10", "learner.warmup_steps: nearest valid: 9"),
     ("budget.steps=none; .until=tomorrow", "budget.until: 'tomorrow' is not a date and time;"),
+    (
+        "rollout.min_prompts_per_step=1",
+        "rollout.min_prompts_per_step: has no effect with budget.steps",
+    ),
+    (
+        "budget.steps=none; .time=1h; rollout.min_prompts_per_step=99",
+        "rollout.min_prompts_per_step: must be at most prompts_per_step; nearest valid: 4",
+    ),
+    (
+        (
+            "budget.steps=none; .time=1h; rollout.min_prompts_per_step=1; "
+            ".dynamic_sampling=capped; .max_prompts_per_step=12"
+        ),
+        'rollout.min_prompts_per_step: needs rollout.dynamic_sampling = "off"',
+    ),
+    (
+        (
+            "budget.steps=none; .time=1h; rollout.min_prompts_per_step=1; .ahead=one; "
+            "learner.importance_cap=2"
+        ),
+        'rollout.min_prompts_per_step: needs rollout.ahead = "off"',
+    ),
     ("plan.prompt_buckets=[8,16]", "plan.prompt_buckets: nearest valid: [8]"),
     ("rollout.overlong_tokens=33", "rollout.overlong_tokens: max_new_tokens; nearest valid: 32"),
     (

@@ -32,8 +32,9 @@ def time_budget(
     restart_s: float = 0.0,
     **tables: Any,
 ) -> Deadline:
-    """Validation 20 s, tests 50 s, export 30 s, exit 5 s."""
+    """Four prompts a step; validation 20 s, tests 50 s, export 30 s, exit 5 s."""
     given: dict[str, Any] = {
+        "rollout": {"prompts_per_step": 4},
         "data": {"validation": {"path": "validation.jsonl"}},
         "budget": {"steps": None, "time": f"{time_s:.0f}s"},
         "eval": {"every_steps": 1000},
@@ -53,7 +54,7 @@ def test_a_budget_of_steps_counts_steps(tmp_path: Path):
     deadline.parts.observe(STEP, 1e9)
     found = [deadline.allows_step(step, 0.0) for step in range(5)]
     assert found == [True, True, True, False, False]
-    assert deadline.leaving_an_update is None
+    assert deadline.leaving_an_update(2) is None
     assert deadline.test_share(0.0, deadline.during_test(exported=True)) == 1.0
 
 
@@ -65,6 +66,24 @@ def test_a_step_starts_if_step_end_and_a_restart_fit(
     # Validation, tests, export and exit take 105 s.
     deadline = time_budget(tmp_path, restart_s=restart_s)
     assert deadline.allows_step(7, 1000 - left_s - restart_s) is allowed
+
+
+def test_a_step_has_as_many_prompts_as_fit(tmp_path: Path):
+    deadline = time_budget(tmp_path, rollout={"prompts_per_step": 4, "min_prompts_per_step": 2})
+    # The end takes 105 s, a step 20 s and 20 s per prompt. A shortened step is measured.
+    deadline.observe(
+        {
+            "step": 1,
+            "rollout/prompts_planned": 2.0,
+            "time/step_s": 60.0,
+            "time/learn_s": 30.0,
+            "time/elapsed_s": 60.0,
+        }
+    )
+    for left_s, prompts in [(205.1, 4), (204.9, 3), (165.1, 2), (164.9, 0)]:
+        assert deadline.prompts_that_fit(7, 1000 - left_s) == prompts, left_s
+    # Sampling leaves an update of 30 s, or of 50 s with all prompts, and the end.
+    assert [deadline.leaving_an_update(prompts) for prompts in (2, 4)] == [865, 845]
 
 
 def test_times_of_earlier_processes_are_recalled(tmp_path: Path):
@@ -90,8 +109,8 @@ def test_times_of_earlier_processes_are_recalled(tmp_path: Path):
 
 def test_the_first_step_is_estimated_from_the_evaluation_before_training(tmp_path: Path):
     deadline = time_budget(tmp_path)
-    # 4 rollouts a step, 20 answers in 50 s: 10 s of sampling, as many for the update.
-    deadline.estimate_step(answers=20)
+    # 8 rollouts a step, 40 answers in 50 s: 10 s of sampling, as many for the update.
+    deadline.estimate_step(answers=40)
     assert deadline.parts.expected_s(STEP) == 20.0
     assert deadline.parts.expected_s(UPDATE) == 10.0
 
@@ -104,13 +123,11 @@ def test_planned_steps_count_the_time_between_steps(tmp_path: Path):
     assert deadline.steps_planned(0, 0.0) == (1e5 - 105 + 25) // 125
 
 
-def test_sampling_leaves_time_for_the_reserve_and_for_an_update(tmp_path: Path):
-    deadline = time_budget(tmp_path, restart_s=10.0)
-    # Validation, export, exit and tests 105 s.
-    assert deadline.leaving_an_update == 1000 - 115
-    # Tests can shrink: an update, validation, export and exit.
-    deadline.parts.observe(UPDATE, 140.0)
-    assert deadline.leaving_an_update == 1000 - 195
+def test_a_slow_sampling_uses_the_time_of_a_restart(tmp_path: Path):
+    deadline = time_budget(tmp_path, restart_s=600.0)
+    # An update, and validation, export, exit and tests, 105 s.
+    deadline.parts.observe(UPDATE, 30.0)
+    assert deadline.leaving_an_update(4) == 1000 - 135
 
 
 @pytest.mark.parametrize(("left_s", "share"), [(65.1, 1.0), (60.0, 0.9999), (30.0, 0.5), (-3.0, 0)])
