@@ -94,7 +94,11 @@ def test_phases_of_a_learner(tmp_path: Path, now: FakeClock, monkeypatch: pytest
 def test_each_micro_batch_of_an_update_is_progress(monkeypatch: pytest.MonkeyPatch):
     """A run whose update has many is not taken for one that hangs."""
     seen = list[PhaseClock]()
-    monkeypatch.setattr(PhaseClock, "progress", lambda clock: seen.append(clock))
+
+    def progressed(clock: PhaseClock) -> None:
+        seen.append(clock)
+
+    monkeypatch.setattr(PhaseClock, "progress", progressed)
     plan = {"placement": "split", "micro_batch_tokens": SIZES.micro_batch_tokens}
     actor = LearnerActor(tiny.make_config(plan=plan))
     give_model(actor, monkeypatch)
