@@ -6,7 +6,7 @@ The data of a step, the metrics of its update and the use of the processes becom
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.alarms import step_alarms
@@ -45,7 +45,7 @@ class StepRecorder:
         Raises:
             TrainingStopped: with the alarm, or the error that stops the run.
         """
-        alarm = self._raise_alarms({"step": data.number + 1, **metrics})
+        alarm = self._raise_alarms([*self._rows, {"step": data.number + 1, **metrics}])
         error = stopping_error(data.all_rollouts, self._run.config.rewards)
         why = alarm if error is None else f"step {data.number + 1}: {error}"
         if why is None:
@@ -91,16 +91,15 @@ class StepRecorder:
         self._write(data, metrics, skipped=skipped)
         if skipped:
             self._skipped(data, learned, progress)
-        row = {"step": number, **finite(metrics)}
-        why = self._raise_alarms(row)
-        self._rows.append(row)
+        self._rows.append({"step": number, **finite(metrics)})
+        why = self._raise_alarms(self._rows)
         if why is not None:
             raise TrainingStopped(why)
 
     def judge_last_validation(self) -> None:
         """Raises the alarms of a validation of the last version, which stop nothing any more."""
         if self._rows and self._rows[-1]["step"] in self._schedule.validated:
-            self._raise_alarms(ended=True)
+            self._raise_alarms(self._rows, ended=True)
 
     def _write(
         self,
@@ -127,13 +126,14 @@ class StepRecorder:
         if skipped:
             folder.write_rollouts(data.name, demonstration_rows(data.sequences))
 
-    def _raise_alarms(self, *row: Mapping[str, float], ended: bool = False) -> str | None:
-        """Reports alarms of the last step that were not reported before; returns why to stop.
+    def _raise_alarms(
+        self, rows: Sequence[Mapping[str, float]], *, ended: bool = False
+    ) -> str | None:
+        """Reports alarms of the last row that were not reported before; returns why to stop.
 
-        `row` is that step, unless it is recorded already; for `ended` see `step_alarms`.
+        For `ended` see `step_alarms`.
         """
-        rows, known = [*self._rows, *row], self._schedule.validations
-        alarms = step_alarms(self._run.config, rows, known, ended=ended)
+        alarms = step_alarms(self._run.config, rows, self._schedule.validations, ended=ended)
         new = [one for one in alarms if (one.rule, one.part, one.step) not in self._alarmed]
         for alarm in new:
             self._alarmed.add((alarm.rule, alarm.part, alarm.step))

@@ -177,7 +177,7 @@ def _measure(
         expected_s, compiled = COMPILE_S * programs, f", {programs} programs by the TPU compiler"
     for_gpu = request.name == "torch" or _DEVICES.get(request.name) == _STUDY
     on_cores = request.quick or compiled or not for_gpu
-    machine = "two idle cores" if on_cores else "one H100 (reckoned)"
+    machine = "two idle cores" if on_cores else "one H100 (estimated)"
     kept = sum(len(section.rows) for section in sections) - len(left)
     from_file = f"; {kept} rows are kept from {request.json}" if kept else ""
     minutes = f"about {expected_s / 60:.0f} minutes on {machine}"

@@ -29,7 +29,7 @@ from pipeline.plan.compiler import compile_programs
 from pipeline.plan.topology import GIB, HBM_GIB
 
 POINT_S = {SMALLEST: 5, "gemma3-270m": 30, "gemma3-1b": 40, "gemma2-2b": 60}
-"""Seconds of one measured size of a program, mostly of compilation: on an H100, reckoned; of the
+"""Seconds of one measured size of a program, mostly of compilation: estimated for an H100; of the
 smallest model on two cores."""
 _HOST_ROOM = 0.7
 """Share of the host's free memory that a program on CPU devices may take."""
@@ -115,7 +115,7 @@ def until_full() -> Iterator[None]:
 
 
 def fits_host(needed: int) -> bool:
-    """Whether this many bytes may be taken; of other devices than CPUs they themselves know."""
+    """Whether a CPU's host has room for so many bytes; other devices report a lack themselves."""
     on_cpu = jax.default_backend() == "cpu"
     return not on_cpu or needed <= _HOST_ROOM * psutil.virtual_memory().available
 

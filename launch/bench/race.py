@@ -200,6 +200,8 @@ def _claims(found: Found) -> Iterator[Claim]:
 def sections(request: argparse.Namespace) -> list[Section]:
     """A row for each side, learning rate and seed."""
     config = load_config(request.config)
+    if config.data.validation is None or config.data.test is None:
+        raise ValueError("data.validation and data.test are needed: the race is judged on them")
     if config.learner.schedule != "constant" or config.learner.loss != "grpo":
         raise ValueError("the race needs learner.schedule = constant and learner.loss = grpo")
     minutes = request.minutes or (3 if request.quick else 6)

@@ -177,7 +177,9 @@ def _alarms(run: RunRecords) -> Iterator[Finding]:
         fact = last["fact"]
         level: Level = "bad" if last.get("action") == "stop" else "warning"
         raised = f"alarm {rule} at step {steps}: {fact}"
-        yield Finding(level, f"{fact[:1].upper()}{fact[1:]}.", raised, _ADVICE[rule])
+        # A run of an earlier version may have rules that are gone.
+        advice = _ADVICE.get(rule, "")
+        yield Finding(level, f"{fact[:1].upper()}{fact[1:]}.", raised, advice)
 
 
 # --- what bounds it, and what to try next
@@ -198,9 +200,9 @@ def bound(run: RunRecords) -> Finding:
         return Finding("note", "Not known: no step has ended.", "no time of a step")
     shares = sorted(((value / total, name) for name, value in uses.items()), reverse=True)
     share, largest = shares[0]
-    mostly = "Bound by" if share >= _MOSTLY else "Mostly bound by"
+    most = "Bound by" if share >= _MOSTLY else "Bound most by"
     evidence = ", ".join(f"{name} {part:.0%}" for part, name in shares if part >= 0.005)
-    return Finding("note", f"{mostly} {largest}.", evidence, _BOUND[largest][1])
+    return Finding("note", f"{most} {largest}.", evidence, _BOUND[largest][1])
 
 
 def _next(

@@ -94,6 +94,11 @@ def test_a_planted_problem_is_named_and_no_other(records: RunRecords, sentence: 
     assert found.next[0] == found.problems[0].advice
 
 
+def test_an_alarm_of_a_rule_that_is_gone_is_named_without_advice():
+    (found,) = verdict(run(journal=[alarm("throughput_down")])).problems
+    assert (found.sentence, found.advice) == ("The value is 0.99.", "")
+
+
 def test_alarms_and_faults_that_a_resume_rolled_back_are_left_out():
     rolled_back = run(journal=[alarm("excluded", step=8), {"event": "resumed", "step": 4}])
     assert verdict(rolled_back).problems == []
