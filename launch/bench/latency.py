@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from launch.bench.shapes import COMPILER, config_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BATCHES, COMPILED_BATCHES, QUICK_BATCHES = (1, 2, 4, 8, 16, 64), (1, 8, 64), (1, 8)
+BATCHES, COMPILED_BATCHES, QUICK_BATCHES = (1, 2, 4, 8, 16, 32, 64), (1, 32, 64), (1, 8, 16)
 LENGTHS, QUICK_LENGTHS = (128, 512, 2048, 4096), (256,)
 PROMPTS, COMPILED_PROMPTS, QUICK_PROMPTS = (
     (10, 50, 100, 250, 500, 1000, 1500),
@@ -52,6 +52,21 @@ def prefill(*, model: str, device: str, prompts: Sequence[int]) -> Figures:
     configs = [config_of(model, device=device, slots=1, prompt=n, new=NEW) for n in prompts]
     costs = samplers(model, configs, device=device, parts=["prefill"])
     return {f"{n}": 1e3 * one.prefill_s for n, one in zip(prompts, costs, strict=False)}
+
+
+def words(found: Found) -> Iterator[str]:
+    """What int8 weights on half of the devices cost: each of them has twice the batch."""
+    for name, row in found.items():
+        model, positions, precision = name.rsplit(", ", 2)
+        whole = found.get(f"{model}, {positions}, as loaded", {})
+        for batch, step_ms in whole.items() if precision == "int8 weights" else ():
+            half = f"{2 * int(batch)}" if batch.isdecimal() else ""
+            if half in row:
+                yield (
+                    f"{model}, {positions}: with int8 weights on half of the devices, {half} rows "
+                    f"on each, a step takes {row[half] / step_ms:.2f} times as long as with "
+                    f"weights as loaded on all of them, {batch} rows on each"
+                )
 
 
 def draw(found: Found, *, x: str) -> Figure:
@@ -99,6 +114,7 @@ def sections(request: argparse.Namespace) -> list[Section]:
             "fit; programs compiled while they were timed",
             rows,
             [] if compiled else [Bound("compilations", most=0)],
+            words=words,
             draw=partial(draw, x="batch"),
         ),
         Section(

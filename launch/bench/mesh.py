@@ -273,6 +273,24 @@ def draw(found: Found) -> Figure:
     return lines(points, columns, [(0, 1), (0, 2)], group=lambda line: line.split(", ")[1])
 
 
+def draw_largest(found: Found) -> Figure:
+    """Bars of the largest models; a colour is a layout."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.8), layout="constrained")
+    axes, places = figure.subplots(), np.arange(len(found))
+    layouts = [key for key in next(iter(found.values()), {}) if key != "how"]
+    width = 0.8 / len(layouts)
+    for number, name in enumerate(layouts):
+        sizes = [row[name] for row in found.values()]
+        bars = axes.bar(places + number * width, sizes, width, label=name)
+        axes.bar_label(bars, fmt="%.0f", fontsize="x-small")
+    axes.set(ylabel="billions of parameters", xlabel="memory of a device")
+    axes.set_xticks(places + 0.4 - width / 2, list(found))
+    axes.legend(title="layout, devices", fontsize="x-small", loc="upper left")
+    return figure
+
+
 def sections(request: argparse.Namespace) -> list[Section]:
     """Rows by model, layout and number of devices; by pipeline; by memory of a device."""
     compiled, models = request.device == COMPILER, chosen_models(request)
@@ -309,7 +327,7 @@ def sections(request: argparse.Namespace) -> list[Section]:
     return [
         Section("layouts", title, layouts, environment=environment, draw=draw),
         Section("bubble", share, bubbles, environment=environment),
-        Section("largest", fitting, fits),
+        Section("largest", fitting, fits, draw=draw_largest),
     ]
 
 

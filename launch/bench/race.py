@@ -207,6 +207,8 @@ def sections(request: argparse.Namespace) -> list[Section]:
     minutes = request.minutes or (3 if request.quick else 6)
     seeds = request.seeds or ([0] if request.quick else [0, 1, 2])
     given = {"config": request.config, "seconds": 60 * minutes}
+    rates = request.lr or [config.learner.lr]
+    sides = [(OURS, lr) for lr in rates] + [(TUNIX, lr) for lr in request.tunix_lr or rates]
     rows = [
         Row(
             f"{side}, lr {lr:g}, seed {seed}",
@@ -216,8 +218,7 @@ def sections(request: argparse.Namespace) -> list[Section]:
             seconds=60 * (minutes + (side == TUNIX)),
         )
         for seed in seeds
-        for lr in request.lr or [config.learner.lr]
-        for side in (OURS, TUNIX)
+        for side, lr in sides
     ]
     title = (
         f"The same task for {minutes:g} minutes: accuracies on the test split, of the base and of "

@@ -38,6 +38,13 @@ def test_the_best_learning_rate_of_each_side_counts():
     assert held(found) == [True] * 3
 
 
+def test_each_side_can_have_rates_of_its_own():
+    request = ["race", "--seeds", "0", "--lr", "0.1", "--tunix-lr", "0.2", "0.3"]
+    (section,) = bench.prepare(request)[1]
+    names = [f"{one}, seed 0" for one in ("ours, lr 0.1", "Tunix, lr 0.2", "Tunix, lr 0.3")]
+    assert [row.name for row in section.rows] == names
+
+
 def test_all_runs_are_drawn():
     figure = race.draw({"ours, lr 0.1, seed 0": SLOW, "Tunix, lr 0.1, seed 0": SLOW})
     assert [len(axes.lines) for axes in figure.axes] == [2, 2, 2]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch.bench import __main__ as bench
-from launch.bench import costs, hbm, sizing
+from launch.bench import costs, hbm, latency, sizing
 from launch.bench.serve import Engine, simulate
 from pipeline.plan.topology import GIB
 
@@ -40,6 +40,13 @@ def test_knee_and_lumps_are_named():
     (text,) = sizing.words({"1b, LoRA": {"points": points}})
     assert "80% of the best rate, 22,222 tokens a second, from batch 64" in text
     assert "68 (0.83 of the rate at 64)" in text
+
+
+def test_half_of_the_devices_have_twice_the_batch():
+    names = [f"1b, 2,048 positions, {precision}" for precision in ("as loaded", "int8 weights")]
+    whole, half = {"1": 2.0, "8": 3.0}, {"1": 1.5, "8": 2.5, "16": 4.5}
+    (text,) = latency.words(dict(zip(names, (whole, half), strict=True)))
+    assert "16 rows on each, a step takes 1.50 times as long" in text
 
 
 def test_a_gradient_on_a_v5e_is_asked_for_and_adam_counts_beside_it(monkeypatch, tmp_path):
