@@ -116,6 +116,8 @@ def _parser() -> Parser:
     race, serve = names.choices["race"], names.choices["serve"]
     race.add_argument("--config", default="configs/demo.toml", help="default: %(default)s")
     race.add_argument("--minutes", type=float, help="of each run; default: 6, quick: 3")
+    every = "steps between evaluated versions; default: %(default)s"
+    race.add_argument("--every", type=int, default=10, help=every)
     race.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 2, quick: 0")
     rates = "peak learning rates, of which the best of each side counts; default: "
     race.add_argument("--lr", type=float, nargs="+", help=f"{rates}learner.lr")

@@ -1,10 +1,10 @@
 """`python -m launch.bench race`: this pipeline and Tunix's `GRPOLearner` on the same task and time.
 
 Both have the same model, rows, reward functions, group size, rank, seeds, processor and seconds.
-Ours is `launch.train`, as a user starts it: its seconds include Ray, compilation, the evaluations
-and an export. Tunix's seconds (`launch.bench.tunix_grpo`) end with its last step; its versions are
-evaluated afterwards, greedily on the same rows, in time that does not count. Neither side has
-compiled programs of an earlier run.
+The learning rate is constant after its warm-up. Ours is `launch.train`, as a user starts it: its
+seconds include Ray, compilation, the evaluations and an export. Tunix's seconds
+(`launch.bench.tunix_grpo`) end with its last step; its versions are evaluated afterwards, greedily
+on the same rows, in time that does not count. Neither side has compiled programs of an earlier run.
 """
 
 from __future__ import annotations
@@ -42,14 +42,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OURS, TUNIX = "ours", "Tunix"
-EVERY = 10
-"""Steps between two evaluated versions."""
 THIRD = 3.0
 """Tunix's final accuracy is wanted in its seconds divided by this."""
 
 
-def raced(*, side: str, config: str, seed: int, lr: float, seconds: float) -> Figures:
-    """A run of one side on the task of a configuration.
+def raced(*, side: str, config: str, seed: int, lr: float, seconds: float, every: int) -> Figures:
+    """A run of one side on the task of a configuration; a version is evaluated `every` steps.
 
     Returns:
         A point for each evaluated version: seconds since the command, tokens generated until then,
@@ -58,7 +56,8 @@ def raced(*, side: str, config: str, seed: int, lr: float, seconds: float) -> Fi
     """
     run = ours if side == OURS else tunix
     with tempfile.TemporaryDirectory(prefix="race") as folder, PeakMemory() as peak:
-        elapsed, tokens, validated, test = run(config, seed, lr, seconds, folder=Path(folder))
+        asked = config, seed, lr, seconds, every
+        elapsed, tokens, validated, test = run(*asked, folder=Path(folder))
     if not elapsed:
         raise ValueError("no step was done in this time; give more --minutes")
     points = [
@@ -82,14 +81,15 @@ Run = tuple[Sequence[float], Sequence[float], Mapping[int, float], tuple[float, 
 the test split before and after."""
 
 
-def ours(config: str, seed: int, lr: float, seconds: float, *, folder: Path) -> Run:
+def ours(config: str, seed: int, lr: float, seconds: float, every: int, *, folder: Path) -> Run:
     """A run of this pipeline with a time budget; the folder is its empty cache."""
     settings = {
         "run.seed": seed,
         "learner.lr": lr,
+        "learner.schedule": "constant",
         "budget.steps": "none",
         "budget.time": f"{seconds:.0f}s",
-        "eval.every_steps": EVERY,
+        "eval.every_steps": every,
     }
     with trained(config, settings, environment={CACHE_VARIABLE: str(folder)}) as run:
         elapsed = [row["time/elapsed_s"] for row in run.metrics]
@@ -102,12 +102,12 @@ def ours(config: str, seed: int, lr: float, seconds: float, *, folder: Path) -> 
     return elapsed, tokens.tolist(), validated, test
 
 
-def tunix(config: str, seed: int, lr: float, seconds: float, *, folder: Path) -> Run:
+def tunix(config: str, seed: int, lr: float, seconds: float, every: int, *, folder: Path) -> Run:
     """A run of Tunix, whose versions in the folder are then evaluated."""
     # Imported late: our side does without Tunix.
     from launch.bench import tunix_grpo
 
-    asked = {"config": config, "seed": seed, "lr": lr, "seconds": seconds, "every": EVERY}
+    asked = {"config": config, "seed": seed, "lr": lr, "seconds": seconds, "every": every}
     found = in_child(tunix_grpo.train, {**asked, "folder": str(folder)}, environment={})
     use_program_cache()
     task = with_chosen_placement(load_config(config), None)
@@ -202,11 +202,11 @@ def sections(request: argparse.Namespace) -> list[Section]:
     config = load_config(request.config)
     if config.data.validation is None or config.data.test is None:
         raise ValueError("data.validation and data.test are needed: the race is judged on them")
-    if config.learner.schedule != "constant" or config.learner.loss != "grpo":
-        raise ValueError("the race needs learner.schedule = constant and learner.loss = grpo")
+    if config.learner.loss != "grpo":
+        raise ValueError("the race needs learner.loss = grpo")
     minutes = request.minutes or (3 if request.quick else 6)
     seeds = request.seeds or ([0] if request.quick else [0, 1, 2])
-    given = {"config": request.config, "seconds": 60 * minutes}
+    given = {"config": request.config, "seconds": 60 * minutes, "every": request.every}
     rates = request.lr or [config.learner.lr]
     sides = [(OURS, lr) for lr in rates] + [(TUNIX, lr) for lr in request.tunix_lr or rates]
     rows = [

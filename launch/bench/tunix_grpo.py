@@ -10,7 +10,8 @@ favour:
 * without `top_p` it is greedy, whatever the temperature: it is set, to 1;
 * it stops at the tokenizer's <eos> unless `eos_tokens` names the end of a turn: it does;
 * its default loss has a KL term (`beta` 0.04) and a mean of means: the configuration's is used;
-* its default is one row a micro-batch: all rollouts of a step are one;
+* its default is one prompt a micro-batch: it has as many as memory allows for their logits, which
+  are whole arrays; the demo's have all prompts of a step;
 * its loggers write to TensorBoard and W&B: they are off.
 """
 
@@ -26,6 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+import psutil
 from flax import nnx
 from safetensors.numpy import save_file
 from tunix.models.gemma3 import params_safetensors
@@ -52,6 +54,8 @@ from rewards.weighting import combine
 
 _MEANS = {"token": "token-mean", "sequence": "sequence-mean-token-mean"}
 """Its names of our averages of token losses; it has no other one of ours."""
+LOGITS_SHARE = 1 / 8
+"""Of the memory, for the logits of a micro-batch; loss and gradient hold several such arrays."""
 WITHOUT_LIMIT = 10**9
 """Steps of a run that its seconds end."""
 
@@ -135,11 +139,19 @@ class _Run:
             eval_every_n_steps=WITHOUT_LIMIT,
             max_steps=WITHOUT_LIMIT,
             mini_batch_size=prompts,
-            train_micro_batch_size=prompts,
+            train_micro_batch_size=self._fitting(prompts),
             metrics_logging_options=MetricsLoggerOptions(
                 str(self.folder), backend_kwargs={"custom_backend": [_silent]}
             ),
         )
+
+    def _fitting(self, prompts: int) -> int:
+        """Prompts of a micro-batch, a divisor of those of a step."""
+        rollout, memory = self.config.rollout, psutil.virtual_memory().total
+        memory = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", memory)
+        logits = 4 * self.tokenizer.vocab_size * rollout.max_tokens * rollout.group_size
+        divisors = [n for n in range(1, prompts + 1) if prompts % n == 0]
+        return max((n for n in divisors if n * logits <= LOGITS_SHARE * memory), default=1)
 
     def _reward(self) -> Any:
         """A reward function of Tunix's form: the weighted sum of the configuration's."""
