@@ -12,6 +12,8 @@ favour:
 * its default loss has a KL term (`beta` 0.04) and a mean of means: the configuration's is used;
 * its default is one prompt a micro-batch: it has as many as memory allows for their logits, which
   are whole arrays; the demo's have all prompts of a step;
+* its sampler fails after a micro-batch, whose update donates the sampler's arrays: all rollouts of
+  a step are sampled before the first one;
 * its loggers write to TensorBoard and W&B: they are off.
 """
 
@@ -140,6 +142,7 @@ class _Run:
             max_steps=WITHOUT_LIMIT,
             mini_batch_size=prompts,
             train_micro_batch_size=self._fitting(prompts),
+            rollout_micro_batch_size=prompts,
             metrics_logging_options=MetricsLoggerOptions(
                 str(self.folder), backend_kwargs={"custom_backend": [_silent]}
             ),
