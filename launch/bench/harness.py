@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -161,6 +162,9 @@ def in_child(
     )
     if done.returncode:
         tail = done.stderr.strip().splitlines()[-20:]
+        if done.returncode < 0:
+            name = signal.Signals(-done.returncode).name
+            tail.append(f"killed by {name}; SIGKILL is often a lack of memory")
         raise RuntimeError("\n".join([f"{'.'.join(names)} ended with {done.returncode}:", *tail]))
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

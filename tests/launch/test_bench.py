@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 
 import jax
 import pytest
@@ -55,6 +56,14 @@ def test_figures_are_shown_and_written(made_up, tmp_path, capsys):
     assert [p.name for p in tmp_path.iterdir()] == ["found.json"]
     assert bench.main(["learner", "--only", "o*b"]) == 0
     assert "[1/1] one/b ..." in capsys.readouterr().err
+
+
+def test_a_row_that_was_killed_says_so(made_up, tmp_path):
+    path = tmp_path / "found.json"
+    made_up(Section("one", "About one", [Row("a", os.abort)]))
+    assert bench.main(["learner", "--json", str(path)]) == 1
+    failed = json.loads(path.read_text())["sections"]["one"]["a"]["failed"]
+    assert failed.startswith("killed by SIGABRT")
 
 
 def test_a_run_that_was_broken_off_continues(made_up, tmp_path, capsys):
