@@ -50,13 +50,14 @@ def simulate(engine: Engine, arrivals: Sequence[float], tokens: Sequence[int]) -
     """Serves requests that arrive at these seconds, each for so many tokens.
 
     Returns:
-        Tokens a second until the last arrival; `backlog`, the requests that wait then; medians and
-        99th percentiles of the seconds to the first token, `ttft_s`, and between the following
-        ones, `token_ms`, of a request; the mean number of waiting requests, `queue`.
+        Tokens a second until the last request has a slot; `backlog`, the requests that wait when it
+        arrives; medians and 99th percentiles of the seconds to the first token, `ttft_s`, and
+        between the following ones, `token_ms`, of a request; the mean number of waiting requests,
+        `queue`.
     """
     waiting, left = deque(range(len(arrivals))), dict[int, int]()
     first, last, now, queued = dict[int, float](), dict[int, float](), arrivals[0], 0.0
-    began, ends = now, arrivals[-1]
+    began, admitted_last = now, now
     made = backlog = 0
     while waiting or left:
         if not left:
@@ -66,11 +67,13 @@ def simulate(engine: Engine, arrivals: Sequence[float], tokens: Sequence[int]) -
             admitted.append(waiting.popleft())
             left[admitted[-1]] = tokens[admitted[-1]]
         before = now
+        admitted_last = before if admitted else admitted_last
         now += engine.prefill_s * -(-len(admitted) // engine.prefilled)
         now += engine.step_s * engine.segment
         queued += (now - before) * sum(1 for one in waiting if arrivals[one] <= now)
-        if now <= ends or not made:
+        if waiting or not made:
             made += sum(min(engine.segment, count) for count in left.values())
+        if now <= arrivals[-1] or not first:
             backlog = sum(1 for one in waiting if arrivals[one] <= now)
         for one in list(left):
             first.setdefault(one, now)
@@ -83,7 +86,7 @@ def simulate(engine: Engine, arrivals: Sequence[float], tokens: Sequence[int]) -
         [(last[one] - first[one]) / max(1, tokens[one] - 1) for one in range(len(arrivals))]
     )
     return {
-        "tokens_per_s": made / max(ends - began, first[0] - began),
+        "tokens_per_s": made / (max(admitted_last, first[0]) - began),
         "backlog": backlog,
         "ttft_s": float(np.median(ttft)),
         "ttft_p99_s": float(np.quantile(ttft, 0.99)),
