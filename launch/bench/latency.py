@@ -24,6 +24,7 @@ PROMPTS, COMPILED_PROMPTS, QUICK_PROMPTS = (
 PRECISIONS: Mapping[str, Mapping[str, Any]] = {
     "as loaded": {},
     "int8 weights": {"plan__rollout_weights": "int8", "learner__importance_cap": 2.0},
+    "int8 products": {"plan__rollout_weights": "int8_matmul", "learner__importance_cap": 2.0},
     "int8 caches": {"plan__kv_cache": "int8", "learner__importance_cap": 2.0},
 }
 NEW = 32
@@ -55,15 +56,16 @@ def prefill(*, model: str, device: str, prompts: Sequence[int]) -> Figures:
 
 
 def words(found: Found) -> Iterator[str]:
-    """What int8 weights on half of the devices cost: each of them has twice the batch."""
+    """What 8 bits on half of the devices cost: each of them has twice the batch."""
     for name, row in found.items():
         model, positions, precision = name.rsplit(", ", 2)
         whole = found.get(f"{model}, {positions}, as loaded", {})
-        for batch, step_ms in whole.items() if precision == "int8 weights" else ():
+        of_weights = precision in ("int8 weights", "int8 products")
+        for batch, step_ms in whole.items() if of_weights else ():
             half = f"{2 * int(batch)}" if batch.isdecimal() else ""
             if half in row:
                 yield (
-                    f"{model}, {positions}: with int8 weights on half of the devices, {half} rows "
+                    f"{model}, {positions}: with {precision} on half of the devices, {half} rows "
                     f"on each, a step takes {row[half] / step_ms:.2f} times as long as with "
                     f"weights as loaded on all of them, {batch} rows on each"
                 )
