@@ -205,7 +205,7 @@ def lines(
     # Imported late: the command's help does without matplotlib.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(2 + 3.7 * len(panes), 3.8), layout="constrained")
+    figure = Figure(figsize=(3 + 3.7 * len(panes), 3.8), layout="constrained")
     for pane, (x, y) in zip(figure.subplots(1, len(panes), squeeze=False)[0], panes, strict=True):
         colours: dict[str, str] = {}
         for name, some in points.items():
@@ -214,7 +214,7 @@ def lines(
             pane.plot([p[x] for p in some], [p[y] for p in some], ".-", color=colour, label=label)
         pane.set(xlabel=columns[x], ylabel=columns[y], xscale=scale, yscale=scale)
         pane.grid(alpha=0.3)
-    pane.legend(fontsize="x-small")
+    figure.legend(*pane.get_legend_handles_labels(), loc="outside right upper", fontsize="x-small")
     return figure
 
 

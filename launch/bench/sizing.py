@@ -221,7 +221,7 @@ def sections(request: argparse.Namespace) -> list[Section]:
     )
     passing = (
         f"Milliseconds a position of a pass with the top {TOP_K} log-probs of what is learned, by "
-        "batch; what is missing does not fit"
+        "batch, until one does not fit"
     )
     return [
         Section("rollouts", decoding.format(**lengths), decoded, words=words, draw=draw),
