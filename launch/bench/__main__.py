@@ -119,9 +119,9 @@ def _parser() -> Parser:
     every = "steps between evaluated versions; default: %(default)s"
     race.add_argument("--every", type=int, default=10, help=every)
     race.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 2, quick: 0")
-    rates = "peak learning rates, of which the best of each side counts; default: "
-    race.add_argument("--lr", type=float, nargs="+", help=f"{rates}learner.lr")
-    race.add_argument("--tunix-lr", type=float, nargs="+", help=f"Tunix's {rates}those of --lr")
+    rates = "peak learning rates, of which the best of each side counts; default: learner.lr"
+    race.add_argument("--lr", type=float, nargs="+", help=rates)
+    race.add_argument("--tunix-lr", type=float, nargs="+", help="those of Tunix; default: --lr")
     price = "dollars for an hour of the device; default: %(default)s"
     serve.add_argument("--usd", type=float, default=1.2, help=price)
     return parser

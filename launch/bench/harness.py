@@ -164,7 +164,7 @@ def in_child(
         tail = done.stderr.strip().splitlines()[-20:]
         if done.returncode < 0:
             name = signal.Signals(-done.returncode).name
-            tail.append(f"killed by {name}; SIGKILL is often a lack of memory")
+            tail.append(f"killed by {name}; SIGKILL often means that memory ran out")
         raise RuntimeError("\n".join([f"{'.'.join(names)} ended with {done.returncode}:", *tail]))
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

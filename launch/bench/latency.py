@@ -60,15 +60,16 @@ def words(found: Found) -> Iterator[str]:
     """What 8 bits on half of the devices cost: each of them has twice the batch."""
     for name, row in found.items():
         model, positions, precision = name.rsplit(", ", 2)
+        if precision not in ("int8 weights", "int8 products"):
+            continue
         whole = found.get(f"{model}, {positions}, as loaded", {})
-        of_weights = precision in ("int8 weights", "int8 products")
-        for batch, step_ms in whole.items() if of_weights else ():
-            half = f"{2 * int(batch)}" if batch.isdecimal() else ""
-            if half in row:
+        for batch in map(int, filter(str.isdecimal, whole)):
+            if (twice := f"{2 * batch}") in row:
+                ratio = row[twice] / whole[f"{batch}"]
                 yield (
-                    f"{model}, {positions}: with {precision} on half of the devices, {half} rows "
-                    f"on each, a step takes {row[half] / step_ms:.2f} times as long as with "
-                    f"weights as loaded on all of them, {batch} rows on each"
+                    f"{model}, {positions}: with {precision} on half of the devices, {twice} rows "
+                    f"on each, a step takes {ratio:.2f} times as long as with weights as loaded on "
+                    f"all of them, {batch} rows on each"
                 )
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -47,7 +48,7 @@ THIRD = 3.0
 
 
 def raced(*, side: str, config: str, seed: int, lr: float, seconds: float, every: int) -> Figures:
-    """A run of one side on the task of a configuration; a version is evaluated `every` steps.
+    """A run of one side on the task of a configuration; one version in `every` steps is evaluated.
 
     Returns:
         A point for each evaluated version: seconds since the command, tokens generated until then,
@@ -81,9 +82,9 @@ Run = tuple[Sequence[float], Sequence[float], Mapping[int, float], tuple[float, 
 the test split before and after."""
 
 
-def ours(config: str, seed: int, lr: float, seconds: float, every: int, *, folder: Path) -> Run:
-    """A run of this pipeline with a time budget; the folder is its empty cache."""
-    settings = {
+def settings(*, seed: int, lr: float, seconds: float, every: int) -> dict[str, Any]:
+    """What a run of this pipeline has instead of the configuration's values."""
+    return {
         "run.seed": seed,
         "learner.lr": lr,
         "learner.schedule": "constant",
@@ -91,7 +92,12 @@ def ours(config: str, seed: int, lr: float, seconds: float, every: int, *, folde
         "budget.time": f"{seconds:.0f}s",
         "eval.every_steps": every,
     }
-    with trained(config, settings, environment={CACHE_VARIABLE: str(folder)}) as run:
+
+
+def ours(config: str, seed: int, lr: float, seconds: float, every: int, *, folder: Path) -> Run:
+    """A run of this pipeline with a time budget; the folder is its empty cache."""
+    changed = settings(seed=seed, lr=lr, seconds=seconds, every=every)
+    with trained(config, changed, environment={CACHE_VARIABLE: str(folder)}) as run:
         elapsed = [row["time/elapsed_s"] for row in run.metrics]
         rollout = load_config(config).rollout
         rollouts = rollout.prompts_per_step * rollout.group_size
@@ -198,27 +204,37 @@ def _claims(found: Found) -> Iterator[Claim]:
 
 
 def sections(request: argparse.Namespace) -> list[Section]:
-    """A row for each side, learning rate and seed."""
+    """A row for each side, learning rate and seed.
+
+    Raises:
+        ValueError: for a configuration or numbers that a run of this pipeline refuses.
+    """
     config = load_config(request.config)
     if config.data.validation is None or config.data.test is None:
         raise ValueError("data.validation and data.test are needed: the race is judged on them")
     if config.learner.loss != "grpo":
         raise ValueError("the race needs learner.loss = grpo")
-    minutes = request.minutes or (3 if request.quick else 6)
+    if request.every < 1:
+        raise ValueError(f"command line: --every {request.every}: must be at least 1")
+    minutes = request.minutes
+    if minutes is None:
+        minutes = 3 if request.quick else 6
     seeds = request.seeds or ([0] if request.quick else [0, 1, 2])
-    given = {"config": request.config, "seconds": 60 * minutes, "every": request.every}
+    given = {"seconds": 60 * minutes, "every": request.every}
     rates = request.lr or [config.learner.lr]
     sides = [(OURS, lr) for lr in rates] + [(TUNIX, lr) for lr in request.tunix_lr or rates]
+    for seed, (_, lr) in product(seeds, sides):
+        changed = settings(seed=seed, lr=lr, **given)
+        load_config(request.config, [(key, str(value)) for key, value in changed.items()])
     rows = [
         Row(
             f"{side}, lr {lr:g}, seed {seed}",
             raced,
-            {**given, "side": side, "lr": lr, "seed": seed},
+            {**given, "config": request.config, "side": side, "lr": lr, "seed": seed},
             # Tunix's versions are evaluated afterwards.
             seconds=60 * (minutes + (side == TUNIX)),
         )
-        for seed in seeds
-        for side, lr in sides
+        for seed, (side, lr) in product(seeds, sides)
     ]
     title = (
         f"The same task for {minutes:g} minutes: accuracies on the test split, of the base and of "

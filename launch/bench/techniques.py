@@ -115,10 +115,9 @@ def steps(
 def sampling(*, case: Mapping[str, Any], rings: bool) -> Figures:
     """Seconds of a prefill and of a decode step, and GiB of the sampler."""
     configs = [config_of(**case)]
-    found = list(costs.samplers(case["model"], configs, device=case["device"], rings=rings))
-    if not found:
+    one = next(costs.samplers(case["model"], configs, device=case["device"], rings=rings), None)
+    if one is None:
         raise MemoryError("the sampler does not fit the device")
-    (one,) = found
     return {"prefill_s": one.prefill_s, "step_s": one.step_s, "gib": one.gib}
 
 

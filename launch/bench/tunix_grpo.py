@@ -141,17 +141,17 @@ class _Run:
             eval_every_n_steps=WITHOUT_LIMIT,
             max_steps=WITHOUT_LIMIT,
             mini_batch_size=prompts,
-            train_micro_batch_size=self._fitting(prompts),
+            train_micro_batch_size=self._micro_batch(prompts),
             rollout_micro_batch_size=prompts,
             metrics_logging_options=MetricsLoggerOptions(
                 str(self.folder), backend_kwargs={"custom_backend": [_silent]}
             ),
         )
 
-    def _fitting(self, prompts: int) -> int:
+    def _micro_batch(self, prompts: int) -> int:
         """Prompts of a micro-batch, a divisor of those of a step."""
-        rollout, memory = self.config.rollout, psutil.virtual_memory().total
-        memory = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", memory)
+        stats, rollout = jax.devices()[0].memory_stats() or {}, self.config.rollout
+        memory = stats.get("bytes_limit", psutil.virtual_memory().total)
         logits = 4 * self.tokenizer.vocab_size * rollout.max_tokens * rollout.group_size
         divisors = [n for n in range(1, prompts + 1) if prompts % n == 0]
         return max((n for n in divisors if n * logits <= LOGITS_SHARE * memory), default=1)

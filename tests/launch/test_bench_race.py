@@ -45,6 +45,20 @@ def test_each_side_can_have_rates_of_its_own():
     assert [row.name for row in section.rows] == names
 
 
+@pytest.mark.parametrize(
+    ("asked", "key"),
+    [
+        (["--tunix-lr", "-1"], "learner.lr"),
+        (["--every", "0"], "--every 0"),
+        (["--minutes", "0"], "budget.time"),
+        (["--seeds", "-1"], "run.seed"),
+    ],
+)
+def test_numbers_that_a_run_refuses_are_refused_at_once(asked, key):
+    with pytest.raises(ValueError, match=key):
+        bench.prepare(["race", *asked])
+
+
 def test_all_runs_are_drawn():
     figure = race.draw({"ours, lr 0.1, seed 0": SLOW, "Tunix, lr 0.1, seed 0": SLOW})
     assert [len(axes.lines) for axes in figure.axes] == [2, 2, 2]

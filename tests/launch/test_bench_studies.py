@@ -24,6 +24,12 @@ def test_requests_wait_for_slots_and_decode_in_segments():
     assert found["queue"] == pytest.approx(4 / 7)
 
 
+def test_the_throughput_of_an_overloaded_engine_is_that_with_requests_waiting():
+    engine = Engine(slots=1, segment=2, step_s=1.0, prefill_s=1.0, prefilled=1)
+    # The second request waits for the 3 s and 2 s of the first one's segments.
+    assert simulate(engine, [0.0, 0.0], [4, 2])["tokens_per_s"] == pytest.approx(4 / 5)
+
+
 def test_an_idle_engine_waits_for_the_next_request():
     engine = Engine(slots=4, segment=2, step_s=1.0, prefill_s=1.0, prefilled=4)
     found = simulate(engine, [0.0, 100.0], [4, 2])
