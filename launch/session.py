@@ -274,7 +274,7 @@ async def _coordinator(
     changes = record_start(prepared, clock, step=at)
     progress, resumed_from = resume(restored, folder)
     budget = Budget.of(config, folder)
-    deadline = _deadline(prepared, clock, budget, load_s=chosen.load_s)
+    deadline = _deadline(prepared, clock, budget, chosen)
     records = Records(folder, session.tracker, session.console, session.mirror)
     session.console.update(
         step=progress.step,
@@ -323,15 +323,16 @@ def _report_failure(session: _Session, error: Exception) -> None:
         say("the run failed; the same command continues from its last checkpoint")
 
 
-def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float) -> Deadline:
+def _deadline(prepared: Prepared, clock: Clock, budget: Budget, chosen: Chosen) -> Deadline:
     """The deadline of the run; the coordinator adds the measurements of earlier processes."""
-    estimates = {EXPORT: _EXPORT_FLOOR_S + _EXPORT_PER_LOAD * load_s, EXIT: _EXIT_S}
+    estimates = {EXPORT: _EXPORT_FLOOR_S + _EXPORT_PER_LOAD * chosen.load_s, EXIT: _EXIT_S}
     return Deadline(
         prepared.config,
         steps=budget.steps,
         time_s=budget.deadline_s(elapsed_s=clock.elapsed_s, now_s=time.time()),
         until_s=budget.until_s,
         parts=PartTimes(estimates),
+        once_s=chosen.once_s,
     )
 
 

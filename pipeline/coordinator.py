@@ -114,8 +114,9 @@ class Coordinator:
         """
         self.records.best(self.schedule.best)
         await self._perform("probe", self._check_mismatch())
-        # A restart repeats what is done up to here.
-        self.deadline.restart_s = self._now_s - self.context.clock.used_before_s
+        # A restart repeats most of what is done up to here.
+        started_s = self._now_s - self.context.clock.used_before_s
+        self.deadline.restart_s = started_s - self.deadline.once_s
         evaluating = self.schedule.evaluate_before(
             self.progress.step, self.deadline.leaving_an_export
         )

@@ -95,7 +95,8 @@ class Deadline:
         time_s: seconds of the budget; None: the budget is steps.
         until_s: the deadline in seconds since 1970, if it was given as an instant.
         parts: seconds of each part of the run.
-        restart_s: seconds from the start of a process until it trains, without evaluations.
+        once_s: seconds of this process's start that a restart does not repeat; see `Chosen`.
+        restart_s: seconds from a restart until it trains, without evaluations.
     """
 
     config: Config
@@ -103,6 +104,7 @@ class Deadline:
     time_s: float | None
     until_s: float | None = None
     parts: PartTimes = field(default_factory=PartTimes)
+    once_s: float = 0.0
     restart_s: float = 0.0
     _trains_from_s: float | None = None
 

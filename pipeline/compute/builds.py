@@ -67,6 +67,15 @@ class Building:
         return f"{built.name}: {built.seconds:.1f} s{cached}, {place} of {self.total}"
 
 
+def compiling_s(built: Sequence[Built]) -> float:
+    """Seconds that compiling these programs, `cores()` at a time, took at least.
+
+    Programs that were read from the cache do not count.
+    """
+    seconds = [one.seconds for one in built if not one.cached]
+    return max([0.0, sum(seconds) / cores(), *seconds])
+
+
 class BuildLog:
     """Counts programs as they are compiled. Thread-safe."""
 

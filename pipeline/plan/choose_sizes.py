@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Literal
 
 from configs.schema import Config
-from pipeline.compute.builds import Built, Ready
+from pipeline.compute.builds import Built, Ready, compiling_s
 from pipeline.plan.cost_model.programs import built_programs, compile_s
 from pipeline.plan.cost_model.workload import packed_positions, training_work
 from pipeline.plan.search.fitting import (
@@ -169,12 +169,15 @@ class Chosen:
     Attributes:
         sizes: the sizes.
         load_s: seconds in which the learner's process has loaded the base.
+        once_s: seconds of compiling and measuring that another process of the run does without: it
+            finds the programs in the cache, and the sizes in `plan.json`.
         built: programs that were compiled before anything was measured, with the process's name.
         measured: seconds of a step's sampling or learning by size, by setting.
     """
 
     sizes: Sizes
     load_s: float
+    once_s: float
     built: Sequence[Built]
     measured: Mapping[SizeName, Mapping[int, float]]
 
@@ -211,7 +214,7 @@ async def choose_sizes(
     first = first_sizes(config, recorded)
     prepared = await prepare(config, first, processes=processes, display=display)
     sizes, measured = prepared.sizes, dict[SizeName, Mapping[int, float]]()
-    is_new = recorded_sizes(config, recorded) is None
+    is_new, began_s = recorded_sizes(config, recorded) is None, now()
     if is_new:
         _refuse_given(config, first, prepared)
     if is_new and config.plan.planned_sizes:
@@ -242,7 +245,8 @@ async def choose_sizes(
         f"sizes ({how}): {sizes.slots} slots, micro-batches of {sizes.micro_batch_tokens} tokens"
     )
     load_s = next(iter(prepared.ready.values())).load_s
-    return Chosen(sizes, load_s, _named(prepared.ready), measured)
+    once_s = max(compiling_s(one.built) for one in prepared.ready.values()) + now() - began_s
+    return Chosen(sizes, load_s, once_s, _named(prepared.ready), measured)
 
 
 def _named(ready: Mapping[str, Ready]) -> list[Built]:

@@ -79,7 +79,7 @@ class Session:
             clock=clock,
             stop=self.stop.event,
         )
-        chosen = Chosen(first_sizes(config, self.folder.plan), 0.0, (), {})
+        chosen = Chosen(first_sizes(config, self.folder.plan), 0.0, 0.0, (), {})
 
         async def run() -> int:
             return await _coordinate(session, cast("RunActors", self), workers, chosen)

@@ -48,6 +48,7 @@ class World:
         stalls: seconds added to the nth call of a name.
         kills: times at which processes are killed.
         noise: standard deviation of the logarithm of a call's seconds.
+        once_s: seconds of the start that a restart does not repeat.
     """
 
     seconds: dict[str, float]
@@ -57,6 +58,7 @@ class World:
     stalls: dict[tuple[str, int], float] = field(default_factory=dict)
     kills: list[float] = field(default_factory=list)
     noise: float = 0.0
+    once_s: float = 0.0
     calls: dict[str, int] = field(default_factory=dict)
 
     def takes_s(self, name: str, *, now_s: float, share: float) -> float:
@@ -120,6 +122,7 @@ class Simulated:
             await script.call(START)
             data = make_data(train=PROMPTS, validation=PROMPTS, test=PROMPTS)
             self.process = StubRun(config, disk=disk, data=data, script=script, started=0.0)
+            self.process.deadline.once_s = world.once_s
             self.process.worker.skill = lambda version: skills[min(version, len(skills) - 1)]
             try:
                 return await self.process.coordinator.run()
@@ -175,16 +178,18 @@ def simulated(
     return Simulated(config, found, {} if disk is None else disk, skills)
 
 
+@pytest.mark.parametrize("once_s", [0.0, 4.0])
 @pytest.mark.parametrize("budget_s", range(180, 400, 50))
-def test_promise_6_a_time_budget_is_kept_and_used(tmp_path: Path, budget_s: int):
-    run = simulated(validated(tmp_path, budget_s))
+def test_promise_6_a_time_budget_is_kept_and_used(tmp_path: Path, budget_s: int, once_s: float):
+    run = simulated(validated(tmp_path, budget_s), once_s=once_s)
     assert run.ended == "finished"
     found = run.summary
     assert found["deadline_s"] == budget_s
     unused_s = budget_s - found["wall_s"]
     # A restart (6 s of start, two syncs), an export, a checkpoint and a sync that were not needed,
     # and less than a step with its validation or 5%.
-    assert 0 <= unused_s < 8 + 5 + 3 + max(STEP_S + 20, 0.05 * budget_s)
+    assert run.process.deadline.restart_s == pytest.approx(8 - once_s)
+    assert 0 <= unused_s < 8 - once_s + 5 + 3 + max(STEP_S + 20, 0.05 * budget_s)
     # With hardly a second left, the last quarter of the tests may be missing.
     assert found["eval"]["after"]["n"] >= 0.75 * PROMPTS
     assert run.exports[-1][0] == found["best"]["step"]

@@ -15,7 +15,11 @@ PROJECT = Path(__file__).parents[3]
 _NEVER = ("_270m_cpu.toml", "_270m_gpu.toml", "minimal.toml")
 KNOWN = [name for name in presets() if not name.endswith(_NEVER)]
 """The presets whose model needs not be fetched before it can be planned for, and with devices."""
-FREE = (("plan.slots", "none"), ("plan.micro_batch_tokens", "none"))
+FREE = (
+    ("plan.slots", "none"),
+    ("plan.slot_buckets", "none"),
+    ("plan.micro_batch_tokens", "none"),
+)
 """Settings that leave the sizes to the planner."""
 AUTO = (*FREE, ("plan.placement", "auto"))
 """The same for the placement."""

@@ -122,4 +122,4 @@ def test_programs_and_their_compile_times_are_counted(monkeypatch: pytest.Monkey
     demo = case(load_config(PROJECT / "configs/demo.toml"))
     names = compiled_programs(demo, choose_placement(demo).chosen)
     # One after the other, on two cores (2026-11-22).
-    assert compile_s(names, demo.shape, platform="cpu") == pytest.approx(35, rel=0.1)
+    assert compile_s(names, demo.shape, platform="cpu") == pytest.approx(26, rel=0.1)
