@@ -109,11 +109,11 @@ def choose(
 def test_given_sizes_are_used_and_nothing_is_measured() -> None:
     process = Process()
     found, said = choose(demo(), process)
-    assert found.sizes == Sizes(192, 7040)
+    assert found.sizes == Sizes(192, 6144)
     assert (process.timed, found.measured, found.load_s) == ([], {}, 2.0)
     assert found.once_s == 1.0  # of compiling
     assert [one.name for one in found.built] == ["sampler and learner: apply"]
-    assert said[-1].endswith("sizes (given): 192 slots, micro-batches of 7040 tokens")
+    assert said[-1].endswith("sizes (given): 192 slots, micro-batches of 6144 tokens")
 
 
 def test_a_given_size_that_does_not_fit_is_refused_with_one_that_does() -> None:
@@ -123,8 +123,8 @@ def test_a_given_size_that_does_not_fit_is_refused_with_one_that_does() -> None:
     assert str(told.value) == (
         "plan.slots = 192 does not fit: out of memory (generate): segment needs 9 GiB; the next "
         "smaller that fits is 144\n"
-        "plan.micro_batch_tokens = 7040 does not fit: out of memory (update): gradient needs "
-        "9 GiB; the next smaller that fits is 3840"
+        "plan.micro_batch_tokens = 6144 does not fit: out of memory (update): gradient needs "
+        "9 GiB; the next smaller that fits is 4608"
     )
     with pytest.raises(NothingSmaller, match=r"there is nothing smaller than plan\.slots = 2$"):
         choose(demo(), Process(most=Sizes(1, 5000)))
@@ -133,7 +133,7 @@ def test_a_given_size_that_does_not_fit_is_refused_with_one_that_does() -> None:
 
 
 def test_the_fastest_of_planned_half_and_double_is_chosen() -> None:
-    config = demo(*FREE, LONG, ("plan.row_tokens", "192"))
+    config = demo(*FREE, LONG)
     first, given = first_sizes(config, None), PlanCase.of(config)
     slots, tokens = (candidates(given, first, n) for n in ("slots", "micro_batch_tokens"))
     assert tokens == [first.micro_batch_tokens, tokens[0] // 2, 2 * tokens[0]]
@@ -193,15 +193,15 @@ def test_measuring_ends_after_a_minute_and_two_percent_of_the_budget() -> None:
 
 def test_a_resume_measures_nothing(tmp_path: Path) -> None:
     config, process = demo(*FREE, ("run.dir", str(tmp_path))), Process()
-    recorded = plan_file(config, Sizes(8, 640))
+    recorded = plan_file(config, Sizes(8, 384))
     found, said = choose(config, process, recorded)
-    assert (found.sizes, process.timed) == (Sizes(8, 640), [])
+    assert (found.sizes, process.timed) == (Sizes(8, 384), [])
     assert found.once_s == 1.0
-    assert said[-1].endswith("sizes (of plan.json): 8 slots, micro-batches of 640 tokens")
+    assert said[-1].endswith("sizes (of plan.json): 8 slots, micro-batches of 384 tokens")
     # Memory may have become smaller since, also where the sizes were given.
-    recorded = plan_file(demo(), Sizes(8, 640))
+    recorded = plan_file(demo(), Sizes(8, 384))
     less, _ = choose(demo(), Process(most=Sizes(7, 10**6)), recorded)
-    assert less.sizes == Sizes(6, 640)
+    assert less.sizes == Sizes(6, 384)
 
 
 def test_seconds_of_a_step() -> None:

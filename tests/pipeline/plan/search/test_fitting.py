@@ -100,19 +100,19 @@ def test_first_sizes_that_are_not_given_are_planned_within_the_placement(tmp_pat
     sizes = planned_sizes(case(config))
     assert sizes.slots % 8 == sizes.micro_batch_tokens % 16_384 == 0
     assert Sizes.of(choice("gemma3_4b", *FREE).chosen.config) == sizes
-    assert first_sizes(demo(tmp_path), None) == Sizes(192, 7040)
+    assert first_sizes(demo(tmp_path), None) == Sizes(192, 6144)
     free = demo(tmp_path, *FREE)
     found = first_sizes(free, None)
     assert found == planned_sizes(PlanCase.of(free)) == Sizes.of(sized(free, found))
-    assert found.slots % 2 == found.micro_batch_tokens % (2 * 320) == 0
-    one = demo(tmp_path, *FREE[:2], ("plan.micro_batch_tokens", "640"))
-    assert first_sizes(one, None) == Sizes(found.slots, 640)
+    assert found.slots % 2 == found.micro_batch_tokens % (2 * 192) == 0
+    one = demo(tmp_path, *FREE[:2], ("plan.micro_batch_tokens", "384"))
+    assert first_sizes(one, None) == Sizes(found.slots, 384)
     # A resume on the same hardware has those of plan.json.
     for given_ in ((), FREE):
-        saved = plan_file(demo(tmp_path, *given_), Sizes(8, 640))
-        assert first_sizes(demo(tmp_path, *given_), saved) == Sizes(8, 640)
+        saved = plan_file(demo(tmp_path, *given_), Sizes(8, 384))
+        assert first_sizes(demo(tmp_path, *given_), saved) == Sizes(8, 384)
         other = demo(tmp_path, *given_, ("plan.learner_devices", "1"))
-        assert first_sizes(other, saved) == first_sizes(other, None) != Sizes(8, 640)
+        assert first_sizes(other, saved) == first_sizes(other, None) != Sizes(8, 384)
 
 
 def test_per_layer_embeddings_are_in_host_memory_only_if_that_is_faster() -> None:
