@@ -17,7 +17,7 @@ import jax
 import psutil
 
 from configs.schema import Config
-from launch.bench.harness import Figures, Row, compilations
+from launch.bench.harness import Figures, Row, compilations, progress
 from launch.bench.shapes import COMPILER, SHAPES, SMALLEST, VOCABULARY, Model, random_model
 from pipeline.compute.aot.compile import DoesNotFitError, compile_for
 from pipeline.compute.decode.engine import Engine
@@ -141,7 +141,7 @@ def figures(
         `fits`; `gib` in use on a chip, or needed (None if the compiler names no size); estimated
         `ms` of one run, None if it does not fit; `compile_s`.
     """
-    found = compile_programs(config, shape or shape_of(config), [program])[program]
+    found = compile_programs(config, shape or shape_of(config), [program], say=progress)[program]
     gib = None if found.hbm_bytes is None else (found.hbm_bytes + beside) / GIB
     ms = 1e3 * found.seconds if found.fits else None
     fits = found.fits and gib is not None and gib <= HBM_GIB
@@ -153,6 +153,7 @@ def traced_figures(
 ) -> dict[str, Any]:
     """`figures` of another program; `trips` are of a loop whose count depends on its arguments."""
     began, ms = time.monotonic(), None
+    progress(f"compiling {traced.fun_name} ...")
     try:
         program = compile_for(traced)
         gib: float | None = (program.hbm_bytes + beside) / GIB

@@ -17,12 +17,14 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from configs.machine import this_machine
@@ -50,6 +52,8 @@ Found: TypeAlias = Mapping[str, Figures]
 Name = TypeVar("Name")
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "google-tunix", "qwix", "torch", "transformers")
+_PROGRESS = "> "
+"""Before a line of progress of a row's process."""
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
@@ -148,26 +152,52 @@ def in_child(
 ) -> dict[str, Any]:
     """Calls a function in a new process; its figures get `how`, unless they have it.
 
+    What the function says by `progress` is shown at once.
+
     Raises:
         RuntimeError: if the process failed, with the last lines of its standard error.
     """
-    names = function.__module__, function.__qualname__
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.bench.harness", *names],
-        input=json.dumps(arguments),
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        tail = done.stderr.strip().splitlines()[-20:]
-        if done.returncode < 0:
-            name = signal.Signals(-done.returncode).name
+    names, tail = (function.__module__, function.__qualname__), deque[str](maxlen=20)
+    command = [sys.executable, "-m", "launch.bench.harness", *names]
+    with (
+        TemporaryFile("w+") as output,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | environment,
+        ) as child,
+    ):
+        assert child.stdin is not None
+        assert child.stderr is not None
+        try:
+            child.stdin.write(json.dumps(arguments))
+            child.stdin.close()
+            for line in child.stderr:
+                if line.startswith(_PROGRESS):
+                    print(line, end="", file=sys.stderr, flush=True)
+                else:
+                    tail.append(line.rstrip())
+        except BaseException:
+            child.kill()
+            raise
+        status = child.wait()
+        output.seek(0)
+        printed = output.read()
+    if status:
+        if status < 0:
+            name = signal.Signals(-status).name
             tail.append(f"killed by {name}; SIGKILL often means that memory ran out")
-        raise RuntimeError("\n".join([f"{'.'.join(names)} ended with {done.returncode}:", *tail]))
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        raise RuntimeError("\n".join([f"{'.'.join(names)} ended with {status}:", *tail]))
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return found
+
+
+def progress(text: str) -> None:
+    """Shows a line about a row that takes long; called in the row's process."""
+    print(f"{_PROGRESS}{text}", file=sys.stderr, flush=True)
 
 
 def how() -> str:
