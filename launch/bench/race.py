@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 
 from configs.evaluation import EXACT_ANSWER
 from configs.load import load_config
-from launch.bench.harness import CPU_ONLY, Claim, Figures, Found, Row, Section, in_child, lines
+from launch.bench.harness import CPU_ONLY, Claim, Figures, Found, Row, Section, in_child
 from launch.bench.launched import trained
 from launch.peak_memory import PeakMemory
 from pipeline.compute.decode.engine import Engine
@@ -149,16 +149,29 @@ def tunix(config: str, seed: int, lr: float, seconds: float, every: int, *, fold
 def draw(found: Found) -> Figure:
     """Accuracy on the validation split against seconds, generated tokens and steps.
 
-    A line is a run; the best learning rate of each side is drawn.
+    Mean and range of the seeds, between the evaluated versions, with each side's best learning
+    rate.
     """
-    points = {
-        f"{side}, {seed}": run["points"]
-        for side in (OURS, TUNIX)
-        for seed, run in _best_runs(found, side).items()
-    }
-    columns = ("seconds", "generated tokens", "steps", "accuracy on the validation split")
-    panes = [(column, 3) for column in range(3)]
-    return lines(points, columns, panes, scale="linear", group=lambda name: name.partition(", ")[0])
+    # Imported late: the command's help does without matplotlib.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    columns = ("seconds", "generated tokens, in thousands", "steps")
+    for column, (pane, name) in enumerate(zip(figure.subplots(1, 3), columns, strict=True)):
+        for side in (OURS, TUNIX):
+            runs = [np.array(run["points"]) for run in _best_runs(found, side).values()]
+            if not runs:
+                continue
+            x = np.linspace(0, min(run[-1, column] for run in runs), 200)
+            curves = [np.interp(x, run[:, column], run[:, 3]) for run in runs]
+            shown = x / 1000 if column == 1 else x
+            (line,) = pane.plot(shown, np.mean(curves, axis=0), label=f"{side}, seeds: {len(runs)}")
+            low, high = np.min(curves, axis=0), np.max(curves, axis=0)
+            pane.fill_between(shown, low, high, alpha=0.2, color=line.get_color())
+        pane.set(xlabel=name, ylabel="accuracy on the validation split")
+        pane.grid(alpha=0.3)
+    pane.legend(loc="lower right")
+    return figure
 
 
 def _best_runs(found: Found, side: str) -> dict[str, Figures]:

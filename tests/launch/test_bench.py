@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from typing import Any, cast
 
 import jax
 import pytest
 
 from launch.bench import __main__ as bench
 from launch.bench import learner
-from launch.bench.harness import Bound, Row, Section
+from launch.bench.harness import Bound, Row, Section, progress
 from launch.bench.torch import APART, SIZES, make_config
 
 
@@ -90,6 +91,12 @@ def test_a_failed_row_is_shown_and_the_others_are_measured(made_up, capsys):
     made_up(Section("one", "One", [row("a", x=1)], [Bound("x", most=0)]))
     assert bench.main(["learner"]) == 1
     assert "\nDOES NOT HOLD: a: x 1 (at most 0)" in capsys.readouterr().out
+
+
+def test_progress_inside_a_row_is_shown(made_up, capsys):
+    made_up(Section("one", "One", [Row("a", cast("Any", progress), {"text": "half of it"})]))
+    assert bench.main(["learner"]) == 1  # it has no figures
+    assert "[1/1] one/a ...\n> half of it\n" in capsys.readouterr().err
 
 
 def test_without_the_tpu_compiler_nothing_is_measured(capsys, monkeypatch):

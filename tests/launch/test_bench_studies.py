@@ -9,6 +9,7 @@ import pytest
 
 from launch.bench import __main__ as bench
 from launch.bench import costs, hbm, latency, sizing
+from launch.bench.harness import progress
 from launch.bench.serve import Engine, simulate
 from pipeline.plan.topology import GIB
 
@@ -59,7 +60,8 @@ def test_a_gradient_on_a_v5e_is_asked_for_and_adam_counts_beside_it(monkeypatch,
     found = SimpleNamespace(fits=True, hbm_bytes=4 * GIB, seconds=0.2, compile_s=1.0)
     asked = list[tuple[int, str]]()
 
-    def compile_programs(config, _shape, programs):
+    def compile_programs(config, _shape, programs, *, say):
+        assert say is progress
         asked.extend((config.micro_batch_rows, program) for program in programs)
         return dict.fromkeys(programs, found)
 
