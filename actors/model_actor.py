@@ -83,6 +83,7 @@ class ModelActor(ABC):
             OutOfMemory: if these sizes need too much memory.
         """
         self.config, known = sized(self.requested, sizes), len(self.log.read().done)
+        waited_s = self.log.waited_s
         self._needs = None
         with self.phases.during("loading"):
             if self.opening is None:
@@ -95,7 +96,8 @@ class ModelActor(ABC):
             self._needs = {name: size for one in needs.values() for name, size in one.items()}
             share_programs()
             _, load_s = self.opening.loading.result()
-            return Ready(load_s, self.log.read().done[known:])
+            built = self.log.read().done[known:]
+            return Ready(load_s, built, self.log.waited_s - waited_s)
 
     def find_model(self) -> str:
         """Finds model, tokenizer and `lora.start` on this node; does not start JAX.

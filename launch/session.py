@@ -210,7 +210,15 @@ async def _start(session: _Session, actors: RunActors) -> Chosen:
         one_process=actors.one_process,
         display=session.console,
     )
-    chosen, rewards = await asyncio.gather(choosing, actors.scorer.start())
+    began_s = time.monotonic()
+
+    async def start_rewards() -> tuple[Any, float]:
+        return await actors.scorer.start(), time.monotonic() - began_s
+
+    chosen, (rewards, rewards_s) = await asyncio.gather(choosing, start_rewards())
+    # A restart waits for the rewards in any case.
+    without_s = max(rewards_s, time.monotonic() - began_s - chosen.once_s)
+    chosen = replace(chosen, once_s=time.monotonic() - began_s - without_s)
     if reward_code(rewards) != session.prepared.reward_code:
         raise Failure(
             "the file of a reward function has changed while the run was starting; give the "

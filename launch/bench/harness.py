@@ -19,7 +19,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib import metadata
@@ -54,6 +54,8 @@ Name = TypeVar("Name")
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "google-tunix", "qwix", "torch", "transformers")
 _PROGRESS = "> "
 """Before a line of progress of a row's process."""
+_END_S = 5.0
+"""A row's process gets as many seconds to end after Ctrl-C."""
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
@@ -173,17 +175,20 @@ def in_child(
         assert child.stdin is not None
         assert child.stderr is not None
         try:
-            child.stdin.write(json.dumps(arguments))
-            child.stdin.close()
+            with suppress(BrokenPipeError):  # it has ended, and says why
+                child.stdin.write(json.dumps(arguments))
+                child.stdin.close()
             for line in child.stderr:
                 if line.startswith(_PROGRESS):
                     print(line, end="", file=sys.stderr, flush=True)
-                else:
+                elif line.strip():
                     tail.append(line.rstrip())
+            status = child.wait()
         except BaseException:
+            with suppress(subprocess.TimeoutExpired):  # Ctrl-C also reaches the child
+                child.wait(_END_S)
             child.kill()
             raise
-        status = child.wait()
         output.seek(0)
         printed = output.read()
     if status:

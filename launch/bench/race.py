@@ -149,8 +149,8 @@ def tunix(config: str, seed: int, lr: float, seconds: float, every: int, *, fold
 def draw(found: Found) -> Figure:
     """Accuracy on the validation split against seconds, generated tokens and steps.
 
-    Mean and range of the seeds, between the evaluated versions, with each side's best learning
-    rate.
+    Mean and range of the seeds, between the evaluated versions and up to the end of the shortest
+    run, with each side's best learning rate.
     """
     # Imported late: the command's help does without matplotlib.
     from matplotlib.figure import Figure
@@ -170,7 +170,8 @@ def draw(found: Found) -> Figure:
             pane.fill_between(shown, low, high, alpha=0.2, color=line.get_color())
         pane.set(xlabel=name, ylabel="accuracy on the validation split")
         pane.grid(alpha=0.3)
-    pane.legend(loc="lower right")
+    if pane.lines:
+        pane.legend(loc="lower right")
     return figure
 
 

@@ -28,7 +28,7 @@ RATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Requests per second."""
 SIZES = {"slots": 256, "prompt": 1024, "new": 1024, "requests": 2_000}
 FEWER_SLOTS = {"gemma2-2b": 32}
-"""Of models with which so many slots do not fit a v5e."""
+"""Slots of models with which those of `SIZES` do not fit a v5e."""
 QUICK = {"slots": 16, "prompt": 32, "new": 64, "requests": 300}
 SPREAD = 0.8
 """Of mixed lengths: standard deviation of the logarithm; the median is a third of the longest."""
@@ -113,7 +113,8 @@ def served(
     """One engine under each of `RATES`.
 
     Returns:
-        Figures at the knee, the largest rate that the engine keeps up with, and those of all rates.
+        Figures at the knee, the largest rate that the engine keeps up with, or at the smallest if
+        there is none, and those of all rates.
     """
     config = config_of(
         model, device=device, slots=slots, prompt=prompt, new=new, **PRECISIONS[precision]
@@ -138,7 +139,7 @@ def served(
     most = max(point["tokens_per_s"] for point in points)
     return {
         "how": f"simulated, steps {how()}",
-        "knee_requests_per_s": knee["rate"],
+        "knee_requests_per_s": knee["rate"] if kept_up else None,
         **{name: value for name, value in knee.items() if name not in ("rate", "backlog")},
         "most_tokens_per_s": most,
         "usd_per_million": usd / 3600 / most * 1e6,

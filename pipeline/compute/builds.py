@@ -40,10 +40,12 @@ class Ready:
     Attributes:
         load_s: seconds of loading the base model.
         built: programs compiled now; empty: all existed already.
+        compiling_s: seconds that the process waited for compilations, which are now in the cache.
     """
 
     load_s: float = 0.0
     built: tuple[Built, ...] = ()
+    compiling_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,19 +69,16 @@ class Building:
         return f"{built.name}: {built.seconds:.1f} s{cached}, {place} of {self.total}"
 
 
-def compiling_s(built: Sequence[Built]) -> float:
-    """Seconds that compiling these programs, `cores()` at a time, took at least.
-
-    Programs that were read from the cache do not count.
-    """
-    seconds = [one.seconds for one in built if not one.cached]
-    return max([0.0, sum(seconds) / cores(), *seconds])
-
-
 class BuildLog:
-    """Counts programs as they are compiled. Thread-safe."""
+    """Counts programs as they are compiled. Thread-safe.
+
+    Attributes:
+        waited_s: seconds of waiting for compilations, after all programs were traced; those of
+            programs that were read from the cache, or are not in it, do not count.
+    """
 
     def __init__(self) -> None:
+        self.waited_s = 0.0
         self._lock = threading.Lock()
         self._state = Building()
 

@@ -50,18 +50,26 @@ def build_all(
             name: pool.submit(compile_program, name, lowered(trace(), mesh), log)
             for name, trace in programs.items()
         }
-        return {name: program.result() for name, program in building.items()}
+        traced = time.monotonic()
+        found = {name: program.result() for name, program in building.items()}
+        waited_s = time.monotonic() - traced
     finally:
         pool.shutdown(cancel_futures=True)
+    if log is not None and jax.config.values["jax_compilation_cache_dir"]:
+        built = [one for _, one in found.values()]
+        new_s = sum(one.seconds for one in built if not one.cached)
+        log.waited_s += waited_s * new_s / max(sum(one.seconds for one in built), 1e-9)
+    return {name: compiled for name, (compiled, _) in found.items()}
 
 
 def compile_program(
     name: str, program: jax.stages.Lowered, log: BuildLog | None
-) -> jax.stages.Compiled:
+) -> tuple[jax.stages.Compiled, Built]:
     """Compiles a program, or reads it from JAX's cache; logs it."""
     hits, started = getattr(_here, "hits", 0), time.monotonic()
     compiled = program.compile()
     seconds, cached = time.monotonic() - started, getattr(_here, "hits", 0) > hits
+    built = Built(name, seconds, cached)
     if log is not None:
-        log.done(Built(name, seconds, cached))
-    return compiled
+        log.done(built)
+    return compiled, built

@@ -58,6 +58,7 @@ class Process:
     segment_s: Callable[[int], float] = lambda _: 1.0
     batch_s: Callable[[int], float] = lambda _: 1.0
     takes_s: float = 1.0
+    loads_s: float = 2.0
     prepared: list[Sizes] = field(default_factory=list)
     timed: list[int] = field(default_factory=list)
     clock: float = 0.0
@@ -68,7 +69,8 @@ class Process:
         if sizes.micro_batch_tokens > self.most.micro_batch_tokens:
             raise OutOfMemory("update", "gradient needs 9 GiB", self.share)
         self.prepared.append(sizes)
-        return Ready(2.0, (Built("apply", 1.0, cached=False),))
+        self.clock += 3.5
+        return Ready(self.loads_s, (Built("apply", 1.0, cached=False),), 1.0)
 
     async def building(self) -> Building:
         return Building()
@@ -116,6 +118,12 @@ def test_given_sizes_are_used_and_nothing_is_measured() -> None:
     assert said[-1].endswith("sizes (given): 192 slots, micro-batches of 6144 tokens")
 
 
+def test_compiling_that_loading_hides_is_not_saved_by_the_cache() -> None:
+    # Of 3.5 s the process waited 1 s for compilations.
+    for loads_s, once_s in ((2.0, 1.0), (3.0, 0.5), (4.0, 0.0)):
+        assert choose(demo(), Process(loads_s=loads_s))[0].once_s == once_s
+
+
 def test_a_given_size_that_does_not_fit_is_refused_with_one_that_does() -> None:
     process = Process(most=Sizes(150, 5000))
     with pytest.raises(ValueError, match="plan") as told:
@@ -145,7 +153,9 @@ def test_the_fastest_of_planned_half_and_double_is_chosen() -> None:
     assert process.timed == [*slots, *tokens]
     assert found.sizes == Sizes(slots[2], tokens[1]) == process.prepared[-1]
     assert list(found.measured) == ["slots", "micro_batch_tokens"]
-    assert found.once_s == 1.0 + len(process.timed) * process.takes_s
+    # Compilation for the first sizes, then for each one that is measured, and for the chosen ones.
+    prepares = (len(process.prepared) - 1) * 3.5
+    assert found.once_s == 1.0 + prepares + len(process.timed) * process.takes_s
     assert f"sizes (measured): {slots[2]} slots" in said[-1]
     one, _ = choose(demo(("plan.micro_batch_tokens", "none"), LONG), Process())
     assert (one.sizes.slots, list(one.measured)) == (192, ["micro_batch_tokens"])

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pipeline.compute.builds import Building, BuildLog, Built, built_facts
 from pipeline.compute.device_memory import array_bytes, program_bytes, result_bytes
@@ -44,10 +45,20 @@ def test_each_program_is_logged_and_runs():
 
 def test_a_compiled_program_is_read_from_the_cache():
     log, factor = BuildLog(), SystemRandom().random()  # programs are kept between runs of the tests
+    waited_s = []
     for _ in range(2):
         build({"unlike any other": partial(traced, factor)}, log=log)
+        waited_s.append(log.waited_s)
     first, second = log.read().done
     assert (first.cached, second.cached) == (False, True)
+    assert 0 < waited_s[0] == waited_s[1]
+
+
+def test_compilation_that_no_cache_keeps_is_not_waited_for_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(jax.config.values, "jax_compilation_cache_dir", None)
+    log = BuildLog()
+    build({"times 5": partial(traced, 5.0)}, log=log)
+    assert log.waited_s == 0.0
 
 
 def test_progress_counts_from_1_to_a_total_that_is_known_before():
