@@ -159,26 +159,28 @@ def draw(found: Found) -> Figure:
 
 
 def sections(request: argparse.Namespace) -> list[Section]:
-    """A row for each model, precision and kind of lengths."""
+    """A section for each model, with a row for each precision and kind of lengths."""
     given = {"usd": request.usd, **(QUICK if request.quick else SIZES)}
     title = (
         "Requests of {prompt:,} tokens with completions of {new:,} (mixed: lognormal, at most as "
         "many): figures at the largest rate that it keeps up with; dollars at {usd:g} an hour"
-    )
-    rows = [
-        study_row(
-            request,
-            model,
-            f", {slots} slots, {precision}, {lengths} lengths",
-            served,
-            {**given, "slots": slots, "precision": precision, "lengths": lengths},
-            sizes=1,
-            # Both kinds of lengths have the same programs, which the first compiles.
-            programs=2 if lengths == "fixed" else 0,
-        )
-        for model in chosen_models(request)
-        for slots in [FEWER_SLOTS.get(model, given["slots"])]
-        for precision in PRECISIONS
-        for lengths in ("fixed", "mixed")
-    ]
-    return [Section("serve", title.format(**given), rows, draw=draw)]
+    ).format(**given)
+    found = []
+    for model in chosen_models(request):
+        slots = FEWER_SLOTS.get(model, given["slots"])
+        rows = [
+            study_row(
+                request,
+                model,
+                f", {slots} slots, {precision}, {lengths} lengths",
+                served,
+                {**given, "slots": slots, "precision": precision, "lengths": lengths},
+                sizes=1,
+                # Both kinds of lengths have the same programs, which the first compiles.
+                programs=2 if lengths == "fixed" else 0,
+            )
+            for precision in PRECISIONS
+            for lengths in ("fixed", "mixed")
+        ]
+        found.append(Section(f"serve-{model}", title, rows, draw=draw))
+    return found
