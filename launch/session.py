@@ -217,8 +217,8 @@ async def _start(session: _Session, actors: RunActors) -> Chosen:
 
     chosen, (rewards, rewards_s) = await asyncio.gather(choosing, start_rewards())
     # A restart waits for the rewards in any case.
-    without_s = max(rewards_s, time.monotonic() - began_s - chosen.once_s)
-    chosen = replace(chosen, once_s=time.monotonic() - began_s - without_s)
+    started_s = time.monotonic() - began_s
+    chosen = replace(chosen, once_s=min(chosen.once_s, started_s - rewards_s))
     if reward_code(rewards) != session.prepared.reward_code:
         raise Failure(
             "the file of a reward function has changed while the run was starting; give the "

@@ -121,5 +121,5 @@ def test_programs_and_their_compile_times_are_counted(monkeypatch: pytest.Monkey
     monkeypatch.chdir(PROJECT)
     demo = case(load_config(PROJECT / "configs/demo.toml"))
     names = compiled_programs(demo, choose_placement(demo).chosen)
-    # One after the other, on two cores (2026-11-22).
+    # The seconds by kind were measured one after the other, on two cores (2026-11-22).
     assert compile_s(names, demo.shape, platform="cpu") == pytest.approx(26, rel=0.1)
