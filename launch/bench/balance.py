@@ -20,6 +20,7 @@ BEST = 0.9
 """Smallest allowed share of the best fixed size's speed; runs differ by a few percent."""
 SETTINGS: dict[str, Any] = {
     "learner.lr": 1e-9,
+    "plan.slot_buckets": "none",
     "plan.micro_batch_tokens": "none",
     "data.validation.limit": 8,
     "data.test.limit": 8,

@@ -6,14 +6,14 @@ groups, learning rate and its warm-up, rank and alpha. What its users have to kn
 favour:
 
 * its sampler draws the same noise at each call unless `RolloutConfig.seed` changes: it does, with
-  each step;
+  each step; as a number, because the first micro-batch donates an array;
 * without `top_p` it is greedy, whatever the temperature: it is set, to 1;
 * it stops at the tokenizer's <eos> unless `eos_tokens` names the end of a turn: it does;
 * its default loss has a KL term (`beta` 0.04) and a mean of means: the configuration's is used;
 * its default is one prompt a micro-batch: it has as many as memory allows for their logits, which
-  are whole arrays; the demo's have all prompts of a step;
-* its sampler fails after a micro-batch, whose update donates the sampler's arrays: all rollouts of
-  a step are sampled before the first one;
+  are whole arrays, also those of a prefill; the demo's have all prompts of a step;
+* its sampler fails after an update of a micro-batch, which donates the sampler's arrays: all
+  rollouts of a step are sampled before the first one;
 * its loggers write to TensorBoard and W&B: they are off.
 """
 
@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -131,6 +131,7 @@ class _Run:
 
     def _training(self, lr: float) -> rl_cluster.RLTrainingConfig:
         learner, prompts = self.config.learner, self.config.rollout.prompts_per_step
+        micro_batch = self._micro_batch(prompts)
         warmup = max(learner.warmup_steps, 1)
         rate = optax.linear_schedule(lr / warmup, lr, max(warmup - 1, 1))
         return rl_cluster.RLTrainingConfig(
@@ -141,8 +142,10 @@ class _Run:
             eval_every_n_steps=WITHOUT_LIMIT,
             max_steps=WITHOUT_LIMIT,
             mini_batch_size=prompts,
-            train_micro_batch_size=self._micro_batch(prompts),
-            rollout_micro_batch_size=prompts,
+            train_micro_batch_size=micro_batch,
+            rollout_micro_batch_size=micro_batch,
+            # The least common multiple of the last two is sampled before an update.
+            compute_logps_micro_batch_size=prompts,
             metrics_logging_options=MetricsLoggerOptions(
                 str(self.folder), backend_kwargs={"custom_backend": [_silent]}
             ),
@@ -202,7 +205,8 @@ class _Run:
                 save_file(arrays, self.folder / f"{step}.safetensors")
             if elapsed_s >= seconds:
                 return
-            self.rollouts.seed = jax.random.fold_in(jax.random.PRNGKey(self.seed), step)
+            drawn = np.random.SeedSequence((self.seed, step)).generate_state(1)
+            self.rollouts.seed = cast("Any", int(drawn[0] >> 1))
             prompts = prompts_for_step(
                 self.prompts,
                 seed=self.seed,
