@@ -9,6 +9,7 @@ import argparse
 import difflib
 import importlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,7 @@ says how its figures were found: measured, on which device, compiled or simulate
 figures are kept as they arrive, the same command continues a run that was broken off, and pictures
 are written beside the file.
 Exit status: 0 everything was measured and all claims hold, 1 a row failed or a claim does not hold,
-2 a mistake in the request, 130 after Ctrl-C."""
+2 a mistake in the request, 130 after Ctrl-C or SIGTERM."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -248,4 +249,5 @@ def _report(sections: Sequence[Section], content: Mapping[str, Any]) -> bool:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

@@ -55,7 +55,7 @@ _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "google-tunix", "qwix", "torch",
 _PROGRESS = "> "
 """Before a line of progress of a row's process."""
 _END_S = 5.0
-"""A row's process gets as many seconds to end after Ctrl-C."""
+"""A row's process gets as many seconds to end after Ctrl-C or SIGTERM."""
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
@@ -185,7 +185,8 @@ def in_child(
                     tail.append(line.rstrip())
             status = child.wait()
         except BaseException:
-            with suppress(subprocess.TimeoutExpired):  # Ctrl-C also reaches the child
+            child.terminate()  # Ctrl-C also reaches the child, SIGTERM does not
+            with suppress(subprocess.TimeoutExpired):
                 child.wait(_END_S)
             child.kill()
             raise
@@ -294,6 +295,7 @@ def _version(package: str) -> str:
 
 def main() -> None:
     """Calls the function in the child process."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     module, name = sys.argv[1:]
     found = getattr(importlib.import_module(module), name)(**json.load(sys.stdin))
     print(json.dumps(found if "how" in found else {"how": how(), **found}))

@@ -31,14 +31,18 @@ def trained(
         RuntimeError: if the run failed, with the end of its output.
     """
     with tempfile.TemporaryDirectory(prefix="bench") as folder:
-        done = subprocess.run(
+        with subprocess.Popen(
             train_command(config, settings, folder=folder),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env=os.environ | environment,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"launch.train ended with {done.returncode}: {done.stdout[-2000:]}")
+        ) as run:
+            try:
+                output, _ = run.communicate()
+            except BaseException:
+                run.terminate()
+                raise
+        if run.returncode:
+            raise RuntimeError(f"launch.train ended with {run.returncode}: {output[-2000:]}")
         yield read_run(Path(folder, "run"))

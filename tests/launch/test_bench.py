@@ -10,8 +10,9 @@ from typing import Any, cast
 import jax
 import pytest
 
+from configs.load import load_config
 from launch.bench import __main__ as bench
-from launch.bench import learner
+from launch.bench import balance, chaos, learner
 from launch.bench.harness import Bound, Row, Section, progress
 from launch.bench.torch import APART, SIZES, make_config
 
@@ -164,6 +165,19 @@ def test_transformers_agrees_with_what_ours_sampled(tmp_path):
     path = tmp_path / "found.json"
     assert bench.main(["torch", "--quick", "--json", str(path)]) == 0
     assert json.loads(path.read_text())["sections"]["decode"]["small"]["apart"] < APART
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        balance.SETTINGS | {"plan.slots": "none"},
+        balance.SETTINGS | {"plan.slots": 24},
+        chaos.SETTINGS,
+        chaos.SETTINGS | chaos.COLOCATED,
+    ],
+)
+def test_a_run_accepts_the_settings_of_a_benchmark(settings):
+    load_config("configs/demo.toml", [(key, str(value)) for key, value in settings.items()])
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
