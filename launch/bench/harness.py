@@ -248,7 +248,10 @@ def lines(
             label = None if group(name) in colours else group(name)
             colour = colours.setdefault(group(name), f"C{len(colours)}")
             pane.plot([p[x] for p in some], [p[y] for p in some], ".-", color=colour, label=label)
-        pane.set(xlabel=columns[x], ylabel=columns[y], xscale=scale, yscale=scale)
+        pane.set(xlabel=columns[x], ylabel=columns[y], yscale=scale)
+        if scale == "log":
+            pane.set_xscale(scale, base=2)
+            pane.xaxis.set_major_formatter("{x:g}")
         pane.grid(alpha=0.3)
     figure.legend(*pane.get_legend_handles_labels(), loc="outside right upper", fontsize="x-small")
     return figure
