@@ -7,6 +7,7 @@ favour:
 
 * its sampler draws the same noise at each call unless `RolloutConfig.seed` changes: it does, with
   each step; as a number, because the first micro-batch donates an array;
+  those of a step share their noise;
 * without `top_p` it is greedy, whatever the temperature: it is set, to 1;
 * it stops at the tokenizer's <eos> unless `eos_tokens` names the end of a turn: it does;
 * its default loss has a KL term (`beta` 0.04) and a mean of means: the configuration's is used;
