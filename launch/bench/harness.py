@@ -54,7 +54,7 @@ Name = TypeVar("Name")
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "google-tunix", "qwix", "torch", "transformers")
 _PROGRESS = "> "
 """Before a line of progress of a row's process."""
-_END_S = 5.0
+_END_S = 30.0
 """A row's process gets as many seconds to end after Ctrl-C or SIGTERM."""
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -186,9 +186,11 @@ def in_child(
             status = child.wait()
         except BaseException:
             child.terminate()  # Ctrl-C also reaches the child, SIGTERM does not
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(_END_S)
-            child.kill()
+            try:
+                with suppress(subprocess.TimeoutExpired):  # it is inside compiled code
+                    child.wait(_END_S)
+            finally:
+                child.kill()
             raise
         output.seek(0)
         printed = output.read()
@@ -296,9 +298,17 @@ def _version(package: str) -> str:
         return f"no {package}"
 
 
+def _stop(_number: int, _frame: object) -> None:
+    """The first signal ends the row, and a second one does not disturb its end."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Calls the function in the child process."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     module, name = sys.argv[1:]
     found = getattr(importlib.import_module(module), name)(**json.load(sys.stdin))
     print(json.dumps(found if "how" in found else {"how": how(), **found}))

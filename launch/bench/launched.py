@@ -27,6 +27,8 @@ def trained(
 ) -> Iterator[RunRecords]:
     """Runs to the end, and yields the records, which the end of the block removes.
 
+    A signal to this process also stops the run, and waits for it.
+
     Raises:
         RuntimeError: if the run failed, with the end of its output.
     """
@@ -42,6 +44,7 @@ def trained(
                 output, _ = run.communicate()
             except BaseException:
                 run.terminate()
+                run.communicate()  # until its processes have ended, and use the folder no more
                 raise
         if run.returncode:
             raise RuntimeError(f"launch.train ended with {run.returncode}: {output[-2000:]}")

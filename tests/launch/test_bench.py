@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
+import sys
+import threading
 from typing import Any, cast
 
 import jax
@@ -12,7 +15,7 @@ import pytest
 
 from configs.load import load_config
 from launch.bench import __main__ as bench
-from launch.bench import balance, chaos, learner
+from launch.bench import balance, chaos, launched, learner
 from launch.bench.harness import Bound, Row, Section, progress
 from launch.bench.torch import APART, SIZES, make_config
 
@@ -177,7 +180,30 @@ def test_transformers_agrees_with_what_ours_sampled(tmp_path):
     ],
 )
 def test_a_run_accepts_the_settings_of_a_benchmark(settings):
-    load_config("configs/demo.toml", [(key, str(value)) for key, value in settings.items()])
+    given = [(key, str(value)) for key, value in settings.items()]
+    assert load_config("configs/demo.toml", given).eval.every_steps == settings["eval.every_steps"]
+
+
+def test_a_signal_waits_for_the_end_of_a_run(tmp_path, monkeypatch):
+    ended = tmp_path / "ended"
+    script = f"""
+import pathlib, signal, sys, time
+def stop(*_):
+    time.sleep(1)
+    pathlib.Path({str(ended)!r}).touch()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+time.sleep(60)
+"""
+    monkeypatch.setattr(launched, "train_command", lambda *_, **__: [sys.executable, "-c", script])
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    try:
+        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(KeyboardInterrupt), launched.trained("", {}, environment={}):
+            pass
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert ended.exists()
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
