@@ -5,9 +5,8 @@ device. Only the task is the configuration's: rows, prompts, tokenizer, reward f
 groups, learning rate and its warm-up, rank and alpha. What its users have to know is done in its
 favour:
 
-* its sampler draws the same noise at each call unless `RolloutConfig.seed` changes: it does, with
-  each step; as a number, because the first micro-batch donates an array;
-  those of a step share their noise;
+* its sampler draws the same noise at each call, unless `RolloutConfig.seed` changes: it does; as a
+  number, because the first micro-batch donates an array;
 * without `top_p` it is greedy, whatever the temperature: it is set, to 1;
 * it stops at the tokenizer's <eos> unless `eos_tokens` names the end of a turn: it does;
 * its default loss has a KL term (`beta` 0.04) and a mean of means: the configuration's is used;
@@ -23,6 +22,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -101,7 +101,7 @@ class _Run:
                 str(model), shape, mesh, dtype=dtype
             )
             policy = with_lora(base, config.lora, seed=seed)
-        self.rollouts = RolloutConfig(
+        rollouts = RolloutConfig(
             max_tokens_to_generate=config.rollout.max_new_tokens,
             max_prompt_length=config.rollout.max_prompt_tokens,
             kv_cache_size=config.rollout.max_tokens,
@@ -117,7 +117,7 @@ class _Run:
                 cluster_config=rl_cluster.ClusterConfig(
                     role_to_mesh=dict.fromkeys(roles, mesh),
                     training_config=self._training(lr),
-                    rollout_config=self.rollouts,
+                    rollout_config=rollouts,
                 ),
             ),
             reward_fns=self._reward(),
@@ -129,6 +129,18 @@ class _Run:
             ),
             metric_fns=[self._count],
         )
+        self._draw_seeds()
+
+    def _draw_seeds(self) -> None:
+        """Gives each call of the sampler a seed of its own."""
+        sampler, calls = self.learner.rl_cluster.rollout, itertools.count()
+        generate = sampler.generate
+
+        def seeded(prompts: Any, config: RolloutConfig) -> Any:
+            drawn = np.random.SeedSequence((self.seed, next(calls))).generate_state(1)
+            return generate(prompts, replace(config, seed=cast("Any", int(drawn[0] >> 1))))
+
+        sampler.generate = seeded
 
     def _training(self, lr: float) -> rl_cluster.RLTrainingConfig:
         learner, prompts = self.config.learner, self.config.rollout.prompts_per_step
@@ -206,8 +218,6 @@ class _Run:
                 save_file(arrays, self.folder / f"{step}.safetensors")
             if elapsed_s >= seconds:
                 return
-            drawn = np.random.SeedSequence((self.seed, step)).generate_state(1)
-            self.rollouts.seed = cast("Any", int(drawn[0] >> 1))
             prompts = prompts_for_step(
                 self.prompts,
                 seed=self.seed,

@@ -8,7 +8,7 @@ from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import Completion, RolloutName, Segment
 
-COUNT = 32
+COUNT = 16
 """Number of completions whose log-probs an export has to reproduce."""
 
 
