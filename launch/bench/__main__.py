@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from launch.bench.harness import DEVICES, Found, Row, Section, in_child, machine
+from launch.bench.harness import CPU_ONLY, DEVICES, Found, Row, Section, in_child, machine
 from launch.exits import EXIT_FAILED, Failure, exit_status
 from launch.flags import Parser, add_json, json_file
 from pipeline.run.record_files import read_json, write_json
@@ -180,7 +180,8 @@ def _measure(
         programs = sum(row.programs for _, row in left)
         expected_s, compiled = COMPILE_S * programs, f", {programs} programs by the TPU compiler"
     for_gpu = request.name == "torch" or _DEVICES.get(request.name) == _STUDY
-    on_cores = request.quick or compiled or not for_gpu
+    only_cpu = all(section.environment == CPU_ONLY for section, _ in left)
+    on_cores = request.quick or compiled or not for_gpu or only_cpu
     machine = "two idle cores" if on_cores else "one H100 (estimated)"
     kept = sum(len(section.rows) for section in sections) - len(left)
     from_file = f"; {kept} rows are kept from {request.json}" if kept else ""

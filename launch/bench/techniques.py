@@ -275,7 +275,7 @@ def sections(request: argparse.Namespace) -> list[Section]:
         )
         runs = {"seeds": SEEDS, "steps": STEPS}
         rows = [
-            Row(name, converged, {"quantization": kind, **runs}, seconds=300)
+            Row(name, converged, {"quantization": kind, **runs}, seconds=400)
             for name, kind in (("float32", "none"), ("int8", "int8"))
         ]
         found.append(

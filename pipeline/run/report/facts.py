@@ -116,12 +116,18 @@ def _event(entry: Mapping[str, Any]) -> tuple[str, str, str, str]:
     else:
         facts = {key: value for key, value in entry.items() if key not in _NO_FACTS}
         known = {key: value for key, value in facts.items() if value not in (None, "", [], {})}
-        shown = (value if isinstance(value, str) else show_value(value) for value in known.values())
+        shown = map(_show_fact, known.values())
         names = (key.replace("_", " ") for key in known)
         text = ", ".join(f"{name} {value}" for name, value in zip(names, shown, strict=True))
     step = str(entry.get("step", entry.get("after_step", "")))
     cut = text if len(text) <= _SIZE_OF_TEXT else f"{text[:_SIZE_OF_TEXT]} ..."
     return readable_time(entry.get("time", "")), step, entry["event"].replace("_", " "), cut
+
+
+def _show_fact(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else show_value(value)
 
 
 def settings(run: RunRecords) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:

@@ -58,10 +58,12 @@ def test_events_are_in_words():
     journal = [
         {"event": "rewards_changed", "after_step": 2, "changes": changes},
         {"event": "reward_errors", "step": 3, "causes": {"raised": 2}, "first": None},
+        {"event": "abandoned", "step": 3, "elapsed_s": 112.31423761399992},
     ]
     assert events(planted(journal=journal))[1:] == [
         ("", "2", "rewards changed", "rewards.functions.format.weight was 0.1, now 2.0"),
         ("", "3", "reward errors", "causes {raised = 2}"),
+        ("", "3", "abandoned", "elapsed s 112.314"),
     ]
 
 
