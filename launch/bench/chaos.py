@@ -27,7 +27,7 @@ from launch.bench.launched import train_command
 from pipeline.run.run_folder import RunFolder
 
 SIGNALLED_AFTER = 5
-"""Steps; the last checkpoint is that of step 4."""
+"""Steps at least; a checkpoint is written every two steps."""
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 ROLES = {
     "the run's process": r"launch\.train .*--no-supervise",
@@ -60,7 +60,7 @@ SETTINGS: dict[str, Any] = {
     "data.test.limit": 8,
     "eval.every_steps": 4,
     "checkpoint.every_steps": 2,
-    "budget.steps": 8,
+    "budget.steps": 24,
 }
 COLOCATED = {"plan.placement": "colocated", "plan.samplers": "none", "plan.sampler_devices": "none"}
 
@@ -76,17 +76,19 @@ def measure(*, role: str = "", event: str = "") -> Figures:
         run, folder = start(), RunFolder(Path(scratch, "run"))
         try:
             if role:
-                _wait_for_step(SIGNALLED_AFTER, run, folder)
+                step = _wait_for_training(run, folder)
                 next(_processes(mark, ROLES[role])).send_signal(SIGNALS[event])
                 signalled_s = time.monotonic()
                 if role == "its parent":
                     run.wait()
                     run = start()
-                _wait_for_step(SIGNALLED_AFTER + 1, run, folder)
+                _wait_for_step(step + 1, run, folder)
                 lost_s = time.monotonic() - signalled_s
             status = run.wait()
-        finally:
-            left = _end(mark)
+        except BaseException:
+            _end(mark, wait_s=0)
+            raise
+        left = _end(mark, wait_s=_END_S)
         log.seek(0)
         text = log.read()
         result = (folder.summary or {}).get("adapter_sha256", f"status {status}: {text[-200:]}")
@@ -97,6 +99,19 @@ def measure(*, role: str = "", event: str = "") -> Figures:
         "left": ", ".join(left) or "nothing",
         "seconds": time.monotonic() - began_s,
     }
+
+
+def _wait_for_training(run: subprocess.Popen[str], folder: RunFolder) -> int:
+    """Waits until all processes train, by the run's status; returns the last step.
+
+    While one of them loads, compiles or writes files, a process may stand still for half an hour.
+    """
+    while run.poll() is None:
+        status = folder.last_status
+        if status.get("step", 0) >= SIGNALLED_AFTER and not status["slow"]:
+            return max(row["step"] for row in folder.metrics)
+        time.sleep(_POLL_S)
+    raise RuntimeError(f"the run ended before it trained for {SIGNALLED_AFTER} steps")
 
 
 def _wait_for_step(step: int, run: subprocess.Popen[str], folder: RunFolder) -> None:
@@ -116,9 +131,9 @@ def _processes(mark: str, pattern: str = "") -> Iterator[psutil.Process]:
                 yield one
 
 
-def _end(mark: str) -> list[str]:
-    """Kills the processes of a run that do not end; returns their command lines."""
-    _, alive = psutil.wait_procs(list(_processes(mark)), timeout=_END_S)
+def _end(mark: str, *, wait_s: float) -> list[str]:
+    """Kills the processes of a run that do not end by then; returns their command lines."""
+    _, alive = psutil.wait_procs(list(_processes(mark)), timeout=wait_s)
     left = [_command_line(one)[:80] for one in alive]
     for one in alive:
         with suppress(psutil.Error):
@@ -155,7 +170,7 @@ def sections(request: argparse.Namespace) -> list[Section]:
         ),
     ]
     title = (
-        f"kill -9 or SIGSTOP of a process of a small run after step {SIGNALLED_AFTER}: seconds to "
+        "kill -9 or SIGSTOP of a process of a small run in training: seconds to "
         "the next step; a stopped process is found after 20 s"
     )
     return [Section("chaos", title, rows, [claims])]
