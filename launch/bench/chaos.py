@@ -43,8 +43,8 @@ ROLES = {
 """Patterns of command lines; of several processes, the oldest gets the signal."""
 _MARK = "GEMMA_GRPO_CHAOS"
 """Environment variable that marks the processes of a run."""
-_POLL_S, _END_S = 0.02, 30.0
-"""Processes of a run that has ended get `_END_S` to end."""
+_POLL_S, _END_S = 0.02, 75.0
+"""Processes of a run that has ended get `_END_S` to end; Ray's agents need 60 s."""
 SETTINGS: dict[str, Any] = {
     "faults.stuck_s": 20,
     "rollout.prompts_per_step": 4,
